@@ -1,0 +1,60 @@
+# Everything this project does, one target each; the first one that needs it creates $(VENV) and installs into it.
+#
+#   PYTHON=python3.12     interpreter that creates the environment
+#   VENV=/some/folder     where the environment lives (default .venv)
+#   SCALE=mini|paper      mini: the embedded stand-in, no GPU, no download; paper: the real checkpoint and data
+#   ARGS="..."            further arguments for the command that the target runs
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV ?= .venv
+SCALE ?= mini
+ARGS ?=
+
+RUN := $(VENV)/bin/python
+INSTALLED := $(VENV)/.windowquant-installed
+TEST_ENV := OMP_NUM_THREADS=1 WANDB_MODE=offline MPLBACKEND=Agg
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help venv reproduce-table1 sweep train-mini test lint format typecheck clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-18s %s\n", $$1, $$2}'
+
+venv: $(INSTALLED)  ## create the environment and install the tested versions into it
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "windowquant needs Python 3.11 or newer: name one, as in make $(MAKECMDGOALS) PYTHON=python3.11" >&2; exit 2; }
+	@echo "Installing into $(VENV) (a few minutes, once) ..."
+	"$(PYTHON)" -m venv "$(VENV)"
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $@
+
+reproduce-table1: $(INSTALLED)  ## evaluate every method of Table 1 and write results/tables/table1.{md,csv,json}
+	$(RUN) scripts/reproduce.py experiment=table1 scale=$(SCALE) $(ARGS)
+
+sweep: $(INSTALLED)  ## Hydra multirun over alpha and window size, ending in one table and one figure
+	$(RUN) scripts/run.py -m method=windowquant method.alpha=1,2,4 method.window_size=16,32 $(ARGS)
+
+train-mini: $(INSTALLED)  ## train the embedded stand-in model again (resumable; two hours on two cores)
+	$(RUN) scripts/train_mini.py $(ARGS)
+
+test: $(INSTALLED)  ## run the tests
+	$(TEST_ENV) $(RUN) -m pytest $(ARGS)
+
+lint: $(INSTALLED)  ## check style and formatting
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+
+format: $(INSTALLED)  ## mend style and formatting where a machine can
+	$(RUN) -m ruff check --fix .
+	$(RUN) -m ruff format .
+
+typecheck: $(INSTALLED)  ## check the types
+	$(RUN) -m mypy
+
+clean:  ## remove build products and tool caches (the environment and results stay)
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -not -path "./.venv/*" -prune -exec rm -rf {} +

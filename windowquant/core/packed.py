@@ -1,0 +1,59 @@
+"""What a packed layer of the cache consists of. Plain containers; the arithmetic is in `quantizer` and the kernels."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class QuantizedBlock:
+    """Quantized K or V of W windows: X = scale * Q + offset.
+
+    codes: uint8 [B, H, W, S, D * bits / 8], packed as `packing` says.
+    scale, offset: 16-bit kv dtype, broadcastable to [B, H, W, S, D]; their shape is that of the groups, for instance
+        [B, H, W, 1, D] for "window_channel" (see `quantizer.Granularity`).
+    bits: 8, 4, 2 or 1.
+    shape: (B, H, W, S, D) of the tensor it stands for.
+    granularity: which elements share a scale and an offset.
+    """
+
+    codes: Tensor
+    scale: Tensor
+    offset: Tensor
+    bits: int
+    shape: tuple[int, int, int, int, int]
+    granularity: str
+
+
+@dataclass(frozen=True)
+class Segment:
+    """All windows of one bit-width in one layer, in stored order.
+
+    windows: their original window indices; windows[i] is window i of both blocks.
+    """
+
+    bits: int
+    k: QuantizedBlock
+    v: QuantizedBlock
+    windows: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class PackedLayer:
+    """The K and V of one layer after packing.
+
+    Stored order is: the tokens of each segment (widest codes first, window by window), then the tokens of `fp_k`. The
+    16-bit block comes last because it grows: appending a token then appends to `order`, and nothing else moves.
+
+    fp_k, fp_v: [B, H, T16, D], everything kept in 16 bit, oldest first by the cache's own choice, but with the newest
+        tokens at the end: FP16 windows, text tokens, tokens outside whole windows, then the tail of later tokens.
+    segments: quantized windows; may be empty, and a segment may hold no window.
+    order: int64 [B, T], T = sum over segments of W * S, plus T16. order[b, j] is the original position (column of the
+        attention mask) of stored token j, or -1 for a slot that holds no token: requests of a batch may differ in their
+        number of windows, and the shorter one has such slots. Slots must hold finite values; attention skips them.
+    """
+
+    fp_k: Tensor
+    fp_v: Tensor
+    segments: tuple[Segment, ...]
+    order: Tensor

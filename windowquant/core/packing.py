@@ -1,0 +1,54 @@
+"""Codes of 8, 4, 2 or 1 bits, packed 1, 2, 4 or 8 to a byte along the channels.
+
+Layout: with p = 8 / bits codes a byte, the D channels are cut into p planes of D / p consecutive channels, and byte j
+holds channel j of every plane, plane i in bits [i * bits, (i + 1) * bits). Channels, not tokens, are packed because D
+is a multiple of 8 while a window may have any number of tokens; planes, not neighbours, because one shift and one mask
+then yield D / p consecutive channels, for K (a slice of q is dotted with them) as for V (a slice of the output).
+"""
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from windowquant.errors import UserError
+
+CODE_BITS = (8, 4, 2, 1)
+
+
+@lru_cache
+def _shifts(bits: int, device: torch.device) -> Tensor:
+    return torch.arange(0, 8, bits, dtype=torch.uint8, device=device).unsqueeze(-1)
+
+
+def check_bits(bits: int) -> None:
+    """Raise UserError unless codes of `bits` bits can be packed."""
+    if bits not in CODE_BITS:
+        raise UserError(f"Codes of {bits} bits cannot be packed; use one of {list(CODE_BITS)}.")
+
+
+def pack(codes: Tensor, bits: int) -> Tensor:
+    """Pack uint8 codes [..., D], each below 2**bits, into uint8 [..., D * bits / 8].
+
+    Raises UserError if D is not a multiple of the 8 / bits codes that share a byte.
+    """
+    check_bits(bits)
+    planes = 8 // bits
+    if codes.shape[-1] % planes:
+        raise UserError(
+            f"head_dim {codes.shape[-1]} is not a multiple of {planes}, so {bits}-bit codes do not fill whole bytes; "
+            "use more bits."
+        )
+    if bits == 8:
+        return codes
+    shifted = codes.unflatten(-1, (planes, -1)) << _shifts(bits, codes.device)
+    return shifted.sum(-2, dtype=torch.uint8)
+
+
+def unpack(packed: Tensor, bits: int) -> Tensor:
+    """Undo `pack`: uint8 [..., D * bits / 8] to uint8 codes [..., D]."""
+    check_bits(bits)
+    if bits == 8:
+        return packed
+    planes = packed.unsqueeze(-2) >> _shifts(bits, packed.device)
+    return (planes & (2**bits - 1)).flatten(-2)

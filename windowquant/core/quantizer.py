@@ -1,0 +1,102 @@
+"""Asymmetric round-to-nearest quantization of windows (paper, equations 14 to 16).
+
+Stored is X = scale * Q + offset with unsigned codes Q in 0 .. 2**bits - 1. The paper's integer zero point z is held as
+offset = -scale * z, so that both kinds of zero point have one storage form and one decode kernel. Codes are computed,
+in float32, against scale and offset as stored, so their rounding to 16 bit is compensated wherever the code can move.
+
+Error bounds, with s the stored scale, u the unit roundoff of the kv dtype (2**-11 for float16, 2**-8 for bfloat16) and
+q = 2**bits - 1: float zero point s / 2 + q * u * s (the range the rounded scale fails to cover); integer zero point
+s + q * u * s + u * |offset|. A constant group is exact. A group so narrow that its scale underflows to zero in
+float16 (below 3e-8) is stored as its minimum.
+"""
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from windowquant.core.packed import QuantizedBlock
+from windowquant.core.packing import check_bits, pack, unpack
+from windowquant.errors import UserError
+
+Granularity = Literal["window_channel", "token", "channel", "head", "tensor"]
+ZeroPoint = Literal["integer", "float"]
+
+# The dimensions of [B, H, W, S, D] that one group spans. Never B: a request's codes do not depend on its batch.
+_GROUP_DIMS: dict[str, tuple[int, ...]] = {
+    "window_channel": (3,),  # the paper's: the S tokens of a window in one channel of one head
+    "token": (4,),  # the D channels of one token in one head
+    "channel": (2, 3),  # the paper's "ungrouped": one channel of one head, over all windows of the block
+    "head": (2, 3, 4),
+    "tensor": (1, 2, 3, 4),
+}
+
+
+def _check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise UserError(f"{name} is {value!r}; use one of {', '.join(known)}.")
+
+
+def _group_shape(shape: tuple[int, ...], granularity: str) -> list[int]:
+    _check_choice("granularity", granularity, get_args(Granularity))
+    return [1 if dim in _GROUP_DIMS[granularity] else size for dim, size in enumerate(shape)]
+
+
+def _group_range(x: Tensor, granularity: str, label: str) -> tuple[Tensor, Tensor]:
+    """Minimum and maximum of every group of `x`, kept dimensions, in the dtype of `x`; UserError if not finite."""
+    groups = _group_shape(tuple(x.shape), granularity)
+    if x.numel() == 0:
+        return x.new_zeros(groups), x.new_zeros(groups)
+    dims = _GROUP_DIMS[granularity]
+    low, high = x.amin(dims, keepdim=True), x.amax(dims, keepdim=True)
+    # A NaN spreads to both ends and an infinity is one of them, so the ends tell without another pass over x.
+    if not bool((torch.isfinite(low) & torch.isfinite(high)).all()):
+        kind = "NaN" if bool(torch.isnan(low).any()) else "infinity"
+        raise UserError(f"{label} holds {kind} and cannot be quantized; look for overflow in the model's prefill.")
+    return low, high
+
+
+def quantize(
+    x: Tensor,
+    bits: int,
+    granularity: Granularity = "window_channel",
+    zero_point: ZeroPoint = "integer",
+    label: str = "x",
+) -> QuantizedBlock:
+    """Quantize `x` [B, H, W, S, D] to `bits` (8, 4, 2 or 1) per element.
+
+    Scale and offset are stored in the dtype of `x`, so hand in the 16-bit kv dtype. `zero_point`: "integer" rounds the
+    offset to a multiple of the scale (equation 15), which can clip the ends of a group by half a scale; "float" stores
+    the minimum. `label` names the tensor in errors. Raises UserError for NaN or infinity, unknown options, and a
+    head_dim that does not fill whole bytes.
+    """
+    check_bits(bits)
+    _check_choice("zero_point", zero_point, get_args(ZeroPoint))
+    low, high = _group_range(x, granularity, label)
+    levels = 2**bits - 1
+    minimum = low.float()
+    # The clamp matters only for float16 groups wider than 65504 at 1 bit.
+    scale = ((high.float() - minimum) / levels).clamp(max=torch.finfo(x.dtype).max).to(x.dtype)
+    step = torch.where(scale == 0, 1.0, scale.float())
+    offset = low
+    if zero_point == "integer":
+        limits = torch.finfo(x.dtype)
+        rounded = (step * torch.round(minimum / step)).clamp(limits.min, limits.max).to(x.dtype)
+        offset = torch.where(scale == 0, low, rounded)
+    codes = torch.round((x.float() - offset.float()) / step).clamp_(0, levels)
+    shape = (x.shape[0], x.shape[1], x.shape[2], x.shape[3], x.shape[4])
+    return QuantizedBlock(pack(codes.to(torch.uint8), bits), scale, offset, bits, shape, granularity)
+
+
+def dequantize(block: QuantizedBlock) -> Tensor:
+    """The tensor a block stands for, scale * Q + offset, as float32 [B, H, W, S, D]. For tests and for reading back."""
+    return unpack(block.codes, block.bits).float() * block.scale.float() + block.offset.float()
+
+
+def storage_bytes(
+    shape: tuple[int, int, int, int, int], bits: int, granularity: Granularity = "window_channel"
+) -> tuple[int, int]:
+    """Bytes that a block of `shape` (B, H, W, S, D) takes: (codes, scale and offset), 16 bit for each of the latter."""
+    check_bits(bits)
+    groups = torch.Size(_group_shape(shape, granularity)).numel()
+    return torch.Size(shape).numel() * bits // 8, groups * 4

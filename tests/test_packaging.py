@@ -97,7 +97,7 @@ def drawn_in(names: list[str]) -> Iterator[str]:
 
 
 def test_constraints_pin_everything_that_an_installation_draws_in() -> None:
-    unpinned = sorted(set(drawn_in(list(declared("dev")))) - set(constraints()) - {"setuptools"})
+    unpinned = sorted(set(drawn_in(list(declared("dev")))) - set(constraints()))
     assert unpinned == []
 
 

@@ -33,7 +33,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@touch $@
 
 reproduce-table1: $(INSTALLED)  ## evaluate every method of Table 1 and write results/tables/table1.{md,csv,json}
-	$(RUN) scripts/reproduce.py experiment=table1 scale=$(SCALE) $(ARGS)
+	$(RUN) scripts/table.py experiment=table1 scale=$(SCALE) $(ARGS)
 
 sweep: $(INSTALLED)  ## Hydra multirun over alpha and window size, ending in one table and one figure
 	$(RUN) scripts/run.py -m method=windowquant method.alpha=1,2,4 method.window_size=16,32 $(ARGS)

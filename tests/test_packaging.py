@@ -26,10 +26,13 @@ NOT_IMPORTED = {
 }
 
 
+# Distributions that are called otherwise than the module they hold.
+DIST_OF = {"PIL": "pillow", "hydra": "hydra-core", "sklearn": "scikit-learn", "yaml": "pyyaml"}
+
+
 def dist_of(module: str) -> str:
-    """Canonical distribution name of a top-level module, found in the running environment."""
-    dists = metadata.packages_distributions().get(module, [module])
-    return str(canonicalize_name(dists[0]))
+    """Canonical distribution name of a top-level module."""
+    return str(canonicalize_name(DIST_OF.get(module, module)))
 
 
 def imported_modules(*folders: str) -> dict[str, Path]:

@@ -51,11 +51,11 @@ def test_script_exists_and_its_choices_too(words: list[str]) -> None:
             assert missing == [], f"conf/{group} has no {missing}"
 
 
-@pytest.mark.parametrize("words", [w for w in SCRIPT_COMMANDS if w[1] == "scripts/run.py"], ids=" ".join)
-def test_run_overrides_compose(words: list[str]) -> None:
-    overrides = [word.split(",")[0] for word in words[2:] if "=" in word]
-    with initialize_config_dir(str(ROOT / "conf"), version_base=None):
-        compose("run", overrides=overrides)
+@pytest.mark.parametrize("words", SCRIPT_COMMANDS, ids=" ".join)
+def test_overrides_compose(words: list[str]) -> None:
+    overrides = [word if "[" in word else word.split(",")[0] for word in words[2:] if "=" in word]
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        compose(Path(words[1]).stem, overrides=overrides)
 
 
 @pytest.mark.parametrize("body", PYTHON_BLOCKS)

@@ -1,0 +1,20 @@
+"""The uncompressed cache, through the same code as every other method."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from windowquant.method import Method
+from windowquant.models import Prompt
+
+
+@dataclass(frozen=True)
+class FP16(Method):
+    """Every window stays in 16 bit. With kv_dtype="model" it computes exactly what transformers' own cache does."""
+
+    name: ClassVar[str] = "fp16"
+
+    def bits(self, prompt: Prompt, scores: list[Tensor] | None, sensitivity: Tensor) -> Tensor:
+        return torch.full((len(sensitivity), prompt.windows(self.window_size).shape[1]), 16)

@@ -1,0 +1,142 @@
+"""A method tied to a loaded model: installs what it needs on entering, removes all of it on leaving."""
+
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache, PreTrainedModel
+
+from windowquant import attention
+from windowquant.cache.packed_cache import PackedCache
+from windowquant.cache.request import CacheRequest
+from windowquant.errors import UserError
+from windowquant.kernels import get_backend
+from windowquant.models import Prompt, adapter_for, cache_keyword
+from windowquant.planning import RequestPlanner
+
+if TYPE_CHECKING:
+    from windowquant.method import Method
+
+_bound_models: "WeakSet[PreTrainedModel]" = WeakSet()
+
+
+class Bound:
+    """A method at work on a model, between `with method.bind(model, processor) as bound:` and the end of that block.
+
+    Inside, caches made by `new_cache` can be given to `model.generate` or to the model's `forward`; other caches and
+    calls without a cache go on as before. Afterwards the model is as it was.
+    """
+
+    def __init__(self, method: "Method", model: PreTrainedModel, processor: object = None) -> None:
+        self.method, self.model, self.processor = method, model, processor
+        self.adapter = adapter_for(model)
+        self.text_config = self.adapter.text_config(model)
+        if set(getattr(self.text_config, "layer_types", None) or ["full_attention"]) != {"full_attention"}:
+            raise UserError(
+                "A model with sliding-window attention layers is not supported; use one with full attention."
+            )
+        self.layers = int(self.text_config.num_hidden_layers)
+        self.cache_keyword = cache_keyword(model)
+        self.sensitivity = method.sensitivity_of(model)
+        if self.sensitivity is not None and len(self.sensitivity) != self.layers:
+            raise UserError(
+                f"{len(self.sensitivity)} layer sensitivities are given, but the model has {self.layers} layers; give "
+                "one for each."
+            )
+        self._undo: ExitStack | None = None
+        self._device: torch.device = self.adapter.language_model(model).embed_tokens.weight.device
+        self._attend = get_backend(method.backend, self._device)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the language model's first layer is."""
+        return self._device
+
+    def __enter__(self) -> "Bound":
+        if self.model in _bound_models:
+            raise UserError("A method is bound to this model already; leave its with block before binding another.")
+        with ExitStack() as undo:
+            _bound_models.add(self.model)
+            undo.callback(_bound_models.discard, self.model)
+            self._install(undo)
+            self._undo = undo.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        undo, self._undo = self._undo, None
+        if undo is not None:
+            undo.close()
+
+    def new_cache(self, inputs: Mapping[str, Any]) -> Cache:
+        """An empty cache for these processor outputs: `input_ids` [B, T], and `attention_mask` if any row is padded.
+
+        The prompt it is used with must be this one. Raises UserError outside the with block or without `input_ids`.
+        """
+        self._check_active()
+        prompt = self.adapter.prompt(self.model, inputs)
+        if prompt.visual_end == 0:
+            warnings.warn("The prompt holds no visual tokens, so nothing is quantized.", stacklevel=2)
+        planner = RequestPlanner(self.method, prompt, self.layers, self.sensitivity, self._embed_text)
+        request = CacheRequest(prompt, self.method.recipe(), planner.row, self._attend, self._check_active)
+        return PackedCache(request, planner, self.layers)
+
+    def _check_active(self) -> None:
+        if self._undo is None:
+            raise UserError(
+                "The method is not bound to the model now; make and use its caches inside "
+                "`with method.bind(model, processor) as bound:`."
+            )
+
+    @torch.no_grad()
+    def _embed_text(self, ids: Tensor) -> Tensor:
+        return self.adapter.text_embeddings(self.model, ids)
+
+    def _install(self, undo: ExitStack) -> None:
+        key, before = self.adapter.text_config_key, self.text_config._attn_implementation
+        undo.callback(self.model.set_attn_implementation, {key: before})
+        self.model.set_attn_implementation({key: attention.NAME})
+
+        def hook(module: nn.Module, function: Callable[..., None]) -> None:
+            undo.callback(module.register_forward_pre_hook(function, with_kwargs=True).remove)
+
+        hook(self.model, self._check_request)
+        hook(self.adapter.language_model(self.model), self._observe)
+        if self.sensitivity is None:
+            from windowquant.online import watch_layers
+
+            watch_layers(self.adapter.decoder_layers(self.model), self._cache_in, undo)
+
+    def _cache_in(self, kwargs: Mapping[str, Any]) -> PackedCache | None:
+        cache = kwargs.get(self.cache_keyword)
+        return cache if isinstance(cache, PackedCache) else None
+
+    def _check_request(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        cache, ids = self._cache_in(kwargs), kwargs.get("input_ids", args[0] if args else None)
+        if cache is None or not isinstance(ids, Tensor) or ids.shape[1] == 1:
+            return
+        prompt, start = cache.request.prompt, cache.get_seq_length()
+        brings_pixels = any(kwargs.get(key) is not None for key in self.adapter.pixel_keys)
+        if (brings_pixels and start >= max(prompt.visual_end, 1)) or not _continues(prompt, start, ids.cpu()):
+            raise UserError(
+                "The cache belongs to another prompt than the one it is used with; make a cache for each request with "
+                "new_cache(inputs)."
+            )
+
+    def _observe(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        cache, embeds = self._cache_in(kwargs), kwargs.get("inputs_embeds")
+        if cache is not None and isinstance(embeds, Tensor):
+            cache.planner.observe(embeds)
+
+
+def _continues(prompt: Prompt, start: int, ids: Tensor) -> bool:
+    """Whether `ids` [B or k * B, t] can be columns `start` and on: the prompt's own, and anything after its end."""
+    own = prompt.input_ids[:, start : start + ids.shape[1]]
+    times, rest = divmod(ids.shape[0], prompt.batch)
+    return rest == 0 and bool((ids[:, : own.shape[1]] == own.repeat_interleave(times, 0)).all())

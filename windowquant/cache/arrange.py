@@ -1,0 +1,74 @@
+"""Where the tokens of one layer go: which columns into which segment, which stay in 16 bit (paper, Algorithm 2)."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from windowquant.cache.recipe import Recipe
+from windowquant.core.reorder import grouping
+from windowquant.models.prompt import Prompt
+
+
+@dataclass(frozen=True, eq=False)
+class SegmentPlace:
+    """Columns [B, W, S] of the windows of one bit-width; -1 throughout a window that a row does not have."""
+
+    bits: int
+    windows: tuple[int, ...]
+    columns: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Arrangement:
+    """Stored order of the first `length` columns of a layer; CPU tensors of int64.
+
+    segments: quantized windows, widest codes first. kept: [B, T16] columns that stay in 16 bit, ascending, with -1 in
+    front where a row has fewer of them than another. kept_visual: how many of them, over all rows, are visual.
+    """
+
+    length: int
+    segments: tuple[SegmentPlace, ...]
+    kept: Tensor
+    kept_visual: int
+
+    def order(self) -> Tensor:
+        """Column of every stored token, [B, T], in stored order; -1 marks an empty slot."""
+        return torch.cat([*(place.columns.flatten(1) for place in self.segments), self.kept], dim=1)
+
+    @property
+    def ragged(self) -> bool:
+        """Whether some row has an empty slot."""
+        return bool((self.order() < 0).any())
+
+    @property
+    def identity(self) -> bool:
+        """Whether everything stays in 16 bit, in its own column."""
+        return self.kept.shape[1] == self.length and bool((self.kept == torch.arange(self.length)).all())
+
+
+def arrange(prompt: Prompt, recipe: Recipe, bits: tuple[int, ...], length: int) -> Arrangement:
+    """Group the windows by `bits` [W] and find the columns of everything among the first `length` ones."""
+    kept = torch.ones(prompt.batch, length, dtype=torch.bool)
+    if recipe.drops_visual:
+        return _arrangement(prompt, (), kept & ~prompt.visual[:, :length])
+    columns = prompt.windows(recipe.window_size)
+    groups = grouping(torch.tensor(bits, dtype=torch.int8))
+    segments = []
+    for width, start, end in groups.groups:
+        if width == 16:
+            continue
+        windows = groups.permutation[start:end]
+        place = SegmentPlace(width, tuple(windows.tolist()), columns[:, windows])
+        for row, taken in zip(kept, place.columns, strict=True):
+            row[taken[taken >= 0]] = False
+        segments.append(place)
+    return _arrangement(prompt, tuple(segments), kept)
+
+
+def _arrangement(prompt: Prompt, segments: tuple[SegmentPlace, ...], kept: Tensor) -> Arrangement:
+    columns = torch.full((len(kept), int(kept.sum(1).max())), -1)
+    for target, row in zip(columns, kept, strict=True):
+        found = row.nonzero().flatten()
+        target[len(target) - len(found) :] = found
+    return Arrangement(kept.shape[1], segments, columns, int((kept & prompt.visual[:, : kept.shape[1]]).sum()))

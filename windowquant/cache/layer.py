@@ -1,0 +1,159 @@
+"""One layer of the packed cache, as transformers drives it."""
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import CacheLayerMixin
+
+from windowquant.cache.arrange import Arrangement
+from windowquant.cache.kv_bytes import KVBytes, tensor_bytes
+from windowquant.cache.pack import StoredLayer, pack_layer
+from windowquant.cache.request import CacheRequest
+from windowquant.cache.view import PackedView
+from windowquant.errors import UserError
+from windowquant.timing import synchronize
+
+
+class PackedCacheLayer(CacheLayerMixin):
+    """K and V of one layer: full precision until all visual tokens are in, packed from then on.
+
+    `update` answers with plain tensors while the prefill runs (attention there is exact) and with a `PackedView`
+    afterwards. Positions keep their original count throughout, also for tokens that are no longer stored.
+    """
+
+    is_sliding = False
+    is_croppable = True
+
+    def __init__(self, index: int, request: CacheRequest) -> None:
+        super().__init__()
+        self.keys: Tensor | None = None
+        self.values: Tensor | None = None
+        self.index = index
+        self.stored: StoredLayer | None = None
+        self.pack_s = 0.0
+        self._request = request
+        self._seen = 0  # columns so far
+        self._packed_at = 0  # columns when the layer was packed
+        self._ragged = False
+        self._order: Tensor | None = None  # made when a mask first needs it
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing to allocate ahead: what is stored depends on the plan."""
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        """Take in K and V [B, H, t, D] of the next t columns; see the class for what comes back."""
+        self._request.check_usable()
+        self.is_initialized = True
+        self._seen += key_states.shape[2]
+        if self.stored is not None:
+            self.stored.kept.append(key_states.detach(), value_states.detach())
+            view = PackedView(self.stored, self._full_order, self._ragged, self._seen, self._request.attend)
+            return view, view
+        if self.keys is not None and self.values is not None:  # a prefill in several pieces
+            key_states = torch.cat([self.keys, key_states], dim=2)
+            value_states = torch.cat([self.values, value_states], dim=2)
+        self.keys, self.values = key_states, value_states
+        self.pack_if_ready()
+        return key_states, value_states
+
+    @torch.no_grad()
+    def pack_if_ready(self) -> None:
+        """Pack, and let go of the full-precision copy, once the visual tokens are in and the plan is known."""
+        if self.keys is None or self.values is None or self._seen < self._request.prompt.visual_end:
+            return
+        bits = self._request.bits(self.index)
+        if bits is None:
+            return
+        synchronize(self.keys.device)
+        start = time.perf_counter()
+        self._packed_at = self._seen
+        arrangement = self._arrangement(self.keys.shape[0])
+        expected = max(0, self._request.prompt.length - self._seen)
+        label = f"layer {self.index}"
+        self.stored = pack_layer(self.keys, self.values, arrangement, self._request.recipe, label, expected)
+        self._ragged = arrangement.ragged
+        self.keys = self.values = None
+        synchronize(self.stored.kept.k.device)
+        self.pack_s = time.perf_counter() - start
+
+    def _arrangement(self, rows: int) -> Arrangement:
+        bits = self._request.bits(self.index)
+        assert bits is not None
+        return self._request.arrangement(bits, self._packed_at, rows // self._request.prompt.batch)
+
+    def _prefix_order(self) -> Tensor:
+        """Column of every token stored when the layer was packed, [B, T']; kept once it was needed."""
+        if self._order is None:
+            kept = self._packed().kept.k
+            self._order = self._arrangement(kept.shape[0]).order().to(kept.device)
+        return self._order
+
+    def _full_order(self) -> Tensor:
+        """Column of every stored token, [B, T]: the packed prefix, then the columns that came later."""
+        prefix = self._prefix_order()
+        later = torch.arange(self._packed_at, self._seen, device=prefix.device)
+        return torch.cat([prefix, later.expand(prefix.shape[0], -1)], dim=1)
+
+    def _packed(self) -> StoredLayer:
+        if self.stored is None:
+            raise UserError("The cache holds no complete prompt yet; run the prefill first.")
+        return self.stored
+
+    def get_seq_length(self) -> int:
+        """Columns seen so far, dropped ones included."""
+        return self._seen
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """(columns after the next `query_length` ones, offset of the first)."""
+        return self._seen + query_length, 0
+
+    def get_max_length(self) -> int:
+        """-1: the layer grows without limit."""
+        return -1
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last `-tokens_to_remove` columns (0 or negative, as in transformers); not into the packed part."""
+        target = self._seen - abs(tokens_to_remove)
+        if tokens_to_remove > 0:
+            raise UserError("crop takes 0 or a negative number of tokens; pass -n to remove the last n.")
+        if tokens_to_remove == 0:
+            return
+        if self.stored is None or target < self._packed_at:
+            raise UserError(
+                f"The cache cannot be cropped to {target} tokens, for its first {self._packed_at or self._seen} are "
+                "packed as one; make a new cache instead."
+            )
+        self._seen = target
+        self.stored.kept.truncate(self.stored.prefix + target - self._packed_at)
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Beam search: row i becomes what row beam_idx[i] was (int64 [B'])."""
+        stored = self._packed()
+        self._order = self._prefix_order().index_select(0, beam_idx.to(stored.kept.k.device))
+        stored.select(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Every row `repeats` times in place."""
+        self.reorder_cache(torch.arange(self._packed().kept.k.shape[0]).repeat_interleave(repeats))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep the given rows only."""
+        self.reorder_cache(indices)
+
+    def reset(self) -> None:
+        raise UserError("A packed cache belongs to one prompt; make a new one with new_cache(inputs) for the next.")
+
+    def nbytes(self) -> KVBytes:
+        """Bytes held, by kind."""
+        index = 0 if self._order is None else tensor_bytes(self._order)
+        if self.stored is not None:
+            return self.stored.nbytes() + KVBytes(index=index)
+        return KVBytes(tail=tensor_bytes(*(x for x in (self.keys, self.values) if x is not None)))
+
+    def token_elements(self) -> int:
+        """Elements of K and V of one token in one row."""
+        k, v = self._packed().kept.tensors()
+        return k.shape[1] * (k.shape[3] + v.shape[3])

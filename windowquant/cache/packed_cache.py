@@ -1,0 +1,81 @@
+"""The cache of one request, behind transformers' `Cache` interface."""
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+from transformers import Cache
+
+from windowquant.cache.kv_bytes import KVBytes
+from windowquant.cache.layer import PackedCacheLayer
+from windowquant.cache.request import CacheRequest
+from windowquant.core.plan import BitPlan
+from windowquant.planning import RequestPlanner
+
+
+@dataclass(frozen=True)
+class RequestStats:
+    """What planning and packing one request took and decided.
+
+    search_s, pack_s: seconds. plan: None before the search. scores: per row [W_b] float32, or None for a method that
+    looks at nothing. sensitivity: s_l per layer. bits: share of the visual tokens (mean over layers) at each bit-width
+    in use, widest first; those outside whole windows count as 16 bit, dropped ones as 0.
+    """
+
+    search_s: float
+    pack_s: float
+    plan: BitPlan | None
+    scores: list[Tensor] | None
+    sensitivity: tuple[float, ...]
+    bits: dict[int, float] = field(default_factory=dict)
+
+
+class PackedCache(Cache):
+    """Mixed-precision KV cache of one request or batch of requests; made by `Bound.new_cache`, used once."""
+
+    layers: list[PackedCacheLayer]
+
+    def __init__(self, request: CacheRequest, planner: RequestPlanner, layers: int) -> None:
+        super().__init__(layers=[PackedCacheLayer(index, request) for index in range(layers)])
+        self.request = request
+        self.planner = planner
+
+    def nbytes(self) -> KVBytes:
+        """Bytes held now, by kind; the sum equals the bytes of the storages."""
+        return sum((layer.nbytes() for layer in self.layers), KVBytes())
+
+    def predicted_nbytes(self) -> int:
+        """Bytes by formula: b / 8 a code, 4 a group, 2 an unquantized element; 0 before the layers are packed."""
+        return sum(layer.stored.predicted() for layer in self.layers if layer.stored is not None)
+
+    @property
+    def packed(self) -> bool:
+        """Whether every layer is packed."""
+        return all(layer.stored is not None for layer in self.layers)
+
+    @property
+    def stats(self) -> RequestStats:
+        """Times, plan and shares so far."""
+        return RequestStats(
+            search_s=self.planner.search_s,
+            pack_s=sum(layer.pack_s for layer in self.layers),
+            plan=self.planner.plan(),
+            scores=self.planner.scores,
+            sensitivity=self.planner.sensitivity,
+            bits=self._shares(),
+        )
+
+    def _shares(self) -> dict[int, float]:
+        total = sum(len(row) for row in self.request.prompt.visual_positions)
+        rows = [self.request.bits(index) for index in range(len(self.layers))]
+        if total == 0 or any(row is None for row in rows):
+            return {}
+        if self.request.recipe.drops_visual:
+            return {0: 1.0}
+        size = self.request.recipe.window_size
+        held = (self.request.prompt.windows(size)[..., 0] >= 0).sum(0).tolist()  # rows that have window w
+        tokens: dict[int, int] = {}
+        for row in rows:
+            for width, count in zip(row or (), held, strict=True):
+                tokens[width] = tokens.get(width, 0) + count * size
+        tokens[16] = tokens.get(16, 0) + total * len(rows) - sum(tokens.values())
+        return {width: tokens[width] / (total * len(rows)) for width in sorted(tokens, reverse=True) if tokens[width]}

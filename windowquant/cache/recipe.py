@@ -1,0 +1,28 @@
+"""How a cache stores what a plan says."""
+
+from dataclasses import dataclass
+
+import torch
+
+from windowquant.core.quantizer import Granularity, ZeroPoint
+
+KV_DTYPES = ("auto", "model")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Storage options, the same for every layer of a cache.
+
+    window_size: tokens a window (S). granularity, zero_point: of the quantizer. kv_dtype: "auto" or "model" (see
+    `storage_dtype`). drops_visual: visual tokens are discarded after prefill instead of stored.
+    """
+
+    window_size: int
+    granularity: Granularity = "window_channel"
+    zero_point: ZeroPoint = "integer"
+    kv_dtype: str = "auto"
+    drops_visual: bool = False
+
+    def storage_dtype(self, model_dtype: torch.dtype) -> torch.dtype:
+        """Dtype of unquantized K and V and of scales: "auto" turns a wider model dtype into float16."""
+        return torch.float16 if self.kv_dtype == "auto" and model_dtype.itemsize > 2 else model_dtype

@@ -1,0 +1,42 @@
+"""What the cache hands to attention in place of K and V once a layer is packed."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from windowquant.cache.pack import StoredLayer
+from windowquant.core.packed import PackedLayer
+
+Attend = Callable[[Tensor, PackedLayer, Tensor | None, float], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class PackedView:
+    """A packed layer at one moment, with the kernel to attend with.
+
+    stored: the layer. order: gives the column of every stored token, int64 [B, T], -1 for an empty slot. ragged: there
+    are empty slots. columns: how many columns the layer has seen.
+    """
+
+    stored: StoredLayer
+    order: Callable[[], Tensor]
+    ragged: bool
+    columns: int
+    attend: Attend
+
+    def packed(self, ordered: bool) -> PackedLayer:
+        """The container kernels take.
+
+        Without a mask and without empty slots a kernel reads no more of `order` than its shape, so unless it is asked
+        for (`ordered`) a placeholder of that shape stands in, which takes no memory.
+        """
+        kept = self.stored.kept
+        order = self.order() if ordered else self._no_order()
+        return PackedLayer(kept.k, kept.v, self.stored.segments, order)
+
+    def _no_order(self) -> Tensor:
+        tokens = self.stored.kept.length + sum(len(s.windows) * s.k.shape[3] for s in self.stored.segments)
+        zero = torch.zeros(1, 1, dtype=torch.int64, device=self.stored.kept.k.device)
+        return zero.expand(self.stored.kept.k.shape[0], tokens)

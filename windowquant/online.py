@@ -1,0 +1,55 @@
+"""Layer sensitivity from a request's own prefill (paper, equation 9), seen by hooks around each layer's attention."""
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+from torch import Tensor, nn
+
+from windowquant.cache.packed_cache import PackedCache
+
+FindCache = Callable[[Mapping[str, Any]], PackedCache | None]
+SeenHidden = Callable[[int, Tensor, Tensor, Mapping[str, Any]], None]
+
+
+def watch_attention(layers: Iterable[nn.Module], seen: SeenHidden, undo: ExitStack) -> None:
+    """Call `seen(layer, h_in, h_out, kwargs)` after every layer's attention, until `undo` is closed.
+
+    h_in [B, t, C] is the layer's input and h_out the same after the attention's residual addition; kwargs are the
+    layer's keyword arguments.
+    """
+    for index, layer in enumerate(layers):
+        inputs: list[Tensor] = []
+
+        def before(
+            module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[Tensor] = inputs
+        ) -> None:
+            inputs[:] = [args[0] if args else kwargs["hidden_states"]]
+
+        def after(
+            module: nn.Module,
+            args: tuple[Any, ...],
+            kwargs: dict[str, Any],
+            output: Any,
+            inputs: list[Tensor] = inputs,
+            index: int = index,
+        ) -> None:
+            h_in = inputs.pop()
+            attended = output[0] if isinstance(output, tuple) else output
+            seen(index, h_in.detach(), (h_in + attended).detach(), kwargs)
+
+        undo.callback(layer.register_forward_pre_hook(before, with_kwargs=True).remove)
+        undo.callback(layer.self_attn.register_forward_hook(after, with_kwargs=True).remove)  # type: ignore[union-attr]
+
+
+def watch_layers(layers: Iterable[nn.Module], find_cache: FindCache, undo: ExitStack) -> None:
+    """While a packed cache waits for it, measure each layer's sensitivity and have the layer packed."""
+
+    def seen(index: int, h_in: Tensor, h_out: Tensor, kwargs: Mapping[str, Any]) -> None:
+        cache = find_cache(kwargs)
+        if cache is None or cache.layers[index].stored is not None:
+            return
+        cache.planner.learn(index, h_in, h_out, start=cache.get_seq_length(index) - h_in.shape[1])
+        cache.layers[index].pack_if_ready()
+
+    watch_attention(layers, seen, undo)

@@ -21,7 +21,7 @@ OWN = {"windowquant", "baselines", "scripts", "tests"}
 # Declared although no line of ours imports them, with the reason.
 NOT_IMPORTED = {
     "filelock": "lmms-eval 0.7.3 breaks with filelock 4",
-    "hydra-joblib-launcher": "chosen by name in conf/hydra/launcher",
+    "hydra-joblib-launcher": "hydra/launcher=joblib runs a sweep in several processes",
     "torchvision": "transformers' video processors need it",
 }
 

@@ -1,0 +1,62 @@
+"""What a Hydra multirun ends in: one table and one figure of the records that it made."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.experimental.callback import Callback
+from hydra.types import RunMode
+from omegaconf import DictConfig
+from rich.console import Console
+
+from windowquant.harness.record import RunRecord, load
+from windowquant.harness.runner import Cell
+from windowquant.harness.settings import RunSettings
+from windowquant.report import figure, table
+
+POINTER = "records.txt"
+
+
+def in_multirun() -> bool:
+    """Whether this is one job of a multirun."""
+    return HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
+
+
+def leave_pointer(settings: RunSettings) -> None:
+    """Name this job's record, and that of its FP16 reference, where the end of the multirun will look for it."""
+    paths = [Cell(settings).path, Cell(settings.reference()).path]
+    folder = Path(HydraConfig.get().runtime.output_dir)
+    (folder / POINTER).write_text("\n".join(str(path) for path in paths) + "\n")
+
+
+class SweepReport(Callback):
+    """Hydra callback: at the end of a multirun, builds table and figure from the records its jobs point to."""
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        """Write `<output>/tables/<name>.*` and `<output>/figures/<name>.png`; exit code 2 if a video was unreadable."""
+        pointers = sorted(Path(config.hydra.sweep.dir).glob(f"*/{POINTER}"))
+        paths = dict.fromkeys(line for pointer in pointers for line in pointer.read_text().splitlines())
+        sources = [(load(Path(path)), Path(path)) for path in paths if Path(path).is_file()]
+        if not sources:
+            return
+        output = Path(config.output)
+        name = config.sweep_name or "sweep_" + "_".join(sorted({record.task for record, _ in sources}))
+        built = table.build("Sweep", sources)
+        table.write(built, output / "tables", name)
+        figure.sweep_figure(built.title, built.rows, output / "figures" / f"{name}.png")
+        table.show(built, Console())
+        print(f"{output / 'tables' / name}.md, {output / 'figures' / name}.png")
+        complaint = errors_sentence([record for record, _ in sources])
+        if complaint:
+            print(complaint, file=sys.stderr)
+            raise SystemExit(2)
+
+
+def errors_sentence(records: list[RunRecord]) -> str | None:
+    """One sentence naming the videos that could not be read, None if all could."""
+    reasons = list(dict.fromkeys(error["reason"] for record in records for error in record.errors))
+    if not reasons:
+        return None
+    count = sum(len(record.errors) for record in records)
+    return f"{count} documents are in no score because of their videos: {' '.join(reasons)}"

@@ -1,0 +1,108 @@
+"""Frames of a video file, and a bounded memory of what the processor made of them."""
+
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import torch
+
+from windowquant.errors import UserError
+
+
+class VideoError(UserError):
+    """A video that is missing, cannot be decoded, or holds no frame; the sentence names it."""
+
+
+def sample_frames(path: str | Path, count: int) -> np.ndarray:
+    """Decode `count` uniformly spaced frames (all of them, some repeated, where the video has fewer).
+
+    Frame i is the one at position floor((i + 1/2) * total / count), the middle of the i-th of `count` equal parts.
+
+    Returns:
+        uint8 [count, height, width, 3], RGB.
+
+    Raises:
+        VideoError: the file is missing, unreadable or without a frame.
+    """
+    _identity(path)
+    try:
+        stated = _stated_frames(path)
+        kept, seen = _decode(path, _positions(stated, count))
+        if seen == 0:
+            raise VideoError(f"Video {path} has no frames: replace the file.")
+        if seen != stated:
+            kept, _ = _decode(path, _positions(seen, count))
+        return np.stack([kept[i] for i in _positions(seen, count)])
+    except (av.error.FFmpegError, OSError) as error:
+        raise VideoError(f"Video {path} cannot be decoded ({error}): replace the file.") from error
+
+
+def _positions(total: int, count: int) -> list[int]:
+    return [int((i + 0.5) * total / count) for i in range(count)]
+
+
+def _stated_frames(path: str | Path) -> int:
+    """The frame count that the container claims; 0 where it claims none."""
+    with av.open(str(path)) as container:
+        frames = container.streams.video[0].frames if container.streams.video else 0
+    return int(frames)
+
+
+def _decode(path: str | Path, positions: list[int]) -> tuple[dict[int, np.ndarray], int]:
+    """Frames at the given positions, and how many frames there really are."""
+    wanted, kept, seen = set(positions), {}, 0
+    with av.open(str(path)) as container:
+        for frame in container.decode(video=0) if container.streams.video else ():
+            if seen in wanted:
+                kept[seen] = frame.to_ndarray(format="rgb24")
+            seen += 1
+    return kept, seen
+
+
+class VideoMemory:
+    """Stands in for a processor's `video_processor`: takes paths, decodes, and remembers the result per video.
+
+    Several questions share one video, and several methods the same questions; decoding and resizing happen once while
+    the video stays within `max_bytes` (least recently used goes first). Everything else is the wrapped object's.
+    """
+
+    def __init__(self, video_processor: Any, frames: int, max_bytes: int = 3 << 28) -> None:
+        self._processor = video_processor
+        self._frames = frames
+        self._max_bytes = max_bytes
+        self._kept: OrderedDict[tuple[str, int, int], Any] = OrderedDict()
+        self._bytes = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._processor, name)
+
+    def __call__(self, videos: Any, **kwargs: Any) -> Any:
+        """One video path in a list -> the wrapped processor's features of its frames."""
+        (path,) = videos
+        key = _identity(path)
+        if key not in self._kept:
+            features = self._processor([sample_frames(path, self._frames)], **{**kwargs, "do_sample_frames": False})
+            self._remember(key, features)
+            return features
+        self._kept.move_to_end(key)
+        return self._kept[key]
+
+    def _remember(self, key: tuple[str, int, int], features: Any) -> None:
+        self._kept[key] = features
+        self._bytes += _nbytes(features)
+        while self._bytes > self._max_bytes and self._kept:
+            _, oldest = self._kept.popitem(last=False)
+            self._bytes -= _nbytes(oldest)
+
+
+def _identity(path: str | Path) -> tuple[str, int, int]:
+    if not Path(path).is_file():
+        raise VideoError(f"Video {path} does not exist: check the data folder.")
+    stat = Path(path).stat()
+    return str(path), stat.st_mtime_ns, stat.st_size
+
+
+def _nbytes(features: Any) -> int:
+    return sum(v.nbytes for v in features.values() if isinstance(v, torch.Tensor | np.ndarray))

@@ -1,0 +1,59 @@
+"""The figure of a sweep: accuracy, divergence and bytes against alpha."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from windowquant.harness.files import write_atomically
+
+PANELS = (
+    ("accuracy", "accuracy (%)"),
+    ("kl", "KL divergence from FP16 (nats)"),
+    ("kv_bytes", "KV cache (bytes a request)"),
+)
+
+
+def sweep_figure(title: str, rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Draw three panels against alpha, one line per task, method and window size, and write a PNG.
+
+    Rows without alpha (FP16, uniform bit-widths) are horizontal lines. Accuracy carries its 95 % interval.
+    """
+    figure = Figure(figsize=(13, 4.2), layout="constrained")
+    panels = figure.subplots(1, len(PANELS))
+    lines = _lines(rows)
+    for axes, (name, label) in zip(panels, PANELS, strict=True):
+        for index, (legend, points) in enumerate(lines.items()):
+            _draw(axes, name, legend, points, f"C{index % 10}")
+        axes.set(xlabel="alpha", ylabel=label)
+        if name == "kl" and any((row["kl"] or 0) > 0 for row in rows):
+            axes.set_yscale("log")
+    panels[0].legend(fontsize="small")
+    figure.suptitle(title, fontsize="medium")
+    write_atomically(path, lambda temporary: figure.savefig(temporary, format="png", dpi=150))
+
+
+def _lines(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in sorted(rows, key=lambda row: row["params"].get("alpha", 0.0)):
+        size = f", S = {row['params']['window_size']}" if "alpha" in row["params"] else ""
+        found.setdefault(f"{row['task']}: {row['method']}{size}", []).append(row)
+    return found
+
+
+def _draw(axes: Axes, name: str, legend: str, points: Sequence[dict[str, Any]], colour: str) -> None:
+    if "alpha" not in points[0]["params"]:
+        value = points[0][name]
+        if value:  # FP16's divergence from itself is 0 and has no place on a log axis
+            axes.axhline(value, label=legend, color=colour, linestyle="--", linewidth=1)
+        return
+    alphas = [point["params"]["alpha"] for point in points]
+    values = [point[name] for point in points]
+    if name == "accuracy":
+        low = [value - point["ci95"][0] for value, point in zip(values, points, strict=True)]
+        high = [point["ci95"][1] - value for value, point in zip(values, points, strict=True)]
+        axes.errorbar(alphas, values, yerr=[low, high], label=legend, color=colour, marker="o", capsize=3)
+    else:
+        axes.plot(alphas, values, label=legend, color=colour, marker="o")

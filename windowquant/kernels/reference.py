@@ -1,0 +1,124 @@
+"""Attention over a packed layer in plain torch: the oracle of the other backends (paper, equation 13).
+
+With X = scale * Q + offset per window and channel, q . K[n] = (q * scale) . Q[n] + q . offset and
+sum_n p[n] V[n] = scale * (sum_n p[n] Q[n]) + (sum_n p[n]) * offset. So scale and offset touch the queries and the
+output, once per window, and the inner products see codes only; no dequantized K or V exists. One softmax runs over all
+segments and the 16-bit block together. Codes are widened to float32 for as many windows at a time as `_CHUNK` allows.
+
+Below, N = B * H (one per KV head and request) and R is the rows that share a KV head: its query heads times Tq.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from windowquant.core.packed import PackedLayer, QuantizedBlock
+from windowquant.core.packing import unpack
+
+_CHUNK = 2**24  # float32 elements of a temporary (64 MiB)
+_MASKED = torch.finfo(torch.float32).min  # not -inf: a query that sees nothing must not become NaN
+
+
+def _groups(group: Tensor, part: slice, shape: tuple[int, ...]) -> Tensor:
+    """Scales or offsets of the windows `part`, float32 and broadcast to [N, w, *shape]."""
+    if group.shape[2] > 1:
+        group = group[:, :, part]
+    return group.float().expand(shape[0], shape[1], shape[2], *shape[3:]).flatten(0, 1)
+
+
+def _chunks(block: QuantizedBlock, rows: int) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
+    """Runs of windows: the tokens they hold, their codes [N, w, S, D], scale and offset, all float32.
+
+    Scale and offset are [N, w, S, 1] if each token has its own, else [N, w, 1, D].
+    """
+    batch, heads, windows, size, channels = block.shape
+    step = max(1, _CHUNK // (batch * heads * max(rows, size) * channels))
+    for start in range(0, windows, step):
+        part = slice(start, min(start + step, windows))
+        codes = unpack(block.codes[:, :, part], block.bits).float().flatten(0, 1)
+        groups = (size, 1) if block.granularity == "token" else (1, channels)
+        shape = (batch, heads, part.stop - part.start, *groups)
+        tokens = slice(part.start * size, part.stop * size)
+        yield tokens, codes, _groups(block.scale, part, shape), _groups(block.offset, part, shape)
+
+
+def _write_scores(target: Tensor, rows: Tensor, block: QuantizedBlock) -> None:
+    """Write the products of `rows` [N, R, D] with the keys of a block into `target` [N, R, W * S]."""
+    for tokens, codes, scale, offset in _chunks(block, rows.shape[1]):
+        if block.granularity == "token":
+            products = torch.bmm(rows, codes.flatten(1, 2).mT) * scale.flatten(1).unsqueeze(1)
+            target[..., tokens] = products.addcmul_(rows.sum(-1, keepdim=True), offset.flatten(1).unsqueeze(1))
+            continue
+        scaled = (rows.unsqueeze(1) * scale).flatten(0, 1)
+        products = torch.bmm(scaled, codes.flatten(0, 1).mT).unflatten(0, codes.shape[:2]).transpose(1, 2)
+        shift = torch.bmm(rows, offset.squeeze(2).mT).unsqueeze(-1)
+        torch.add(products, shift, out=target[..., tokens].unflatten(2, codes.shape[1:3]))
+
+
+def _add_values(out: Tensor, probs: Tensor, block: QuantizedBlock) -> None:
+    """Add the values of a block, weighted by `probs` [N, R, W * S], to `out` [N, R, D]."""
+    for tokens, codes, scale, offset in _chunks(block, probs.shape[1]):
+        weights = probs[..., tokens]
+        if block.granularity == "token":
+            out.baddbmm_(weights * scale.flatten(1).unsqueeze(1), codes.flatten(1, 2))
+            out += torch.bmm(weights, offset.flatten(1, 2))
+            continue
+        weights = weights.unflatten(2, codes.shape[1:3])
+        products = torch.bmm(weights.transpose(1, 2).flatten(0, 1), codes.flatten(0, 1)).unflatten(0, codes.shape[:2])
+        out += (products * scale).sum(1)
+        out.baddbmm_(weights.sum(-1), offset.squeeze(2))
+
+
+def _stored_mask(mask: Tensor | None, order: Tensor, queries: int) -> Tensor | None:
+    """The mask in stored order, bool or additive [B or 1, 1, Tq, T]; None if every query sees every token."""
+    has_slots = int(order.amin()) < 0
+    if mask is None:
+        if queries == 1 and not has_slots:
+            return None
+        stored = order.shape[1]
+        causal = torch.ones(1, 1, queries, stored, dtype=torch.bool, device=order.device).tril_(stored - queries)
+        return causal & (order >= 0)[:, None, None] if has_slots else causal
+    columns = order.clamp(min=0)[:, None, None].expand(-1, -1, mask.shape[2], -1)
+    mask = mask.expand(order.shape[0], -1, -1, -1).gather(3, columns)
+    if not has_slots:
+        return mask
+    return mask.masked_fill(order[:, None, None] < 0, False if mask.dtype == torch.bool else -torch.inf)
+
+
+def _apply_mask(scores: Tensor, mask: Tensor | None) -> None:
+    """Mask `scores` [B, Hq, Tq, T] in place with what `_stored_mask` gave."""
+    if mask is None:
+        return
+    if mask.dtype == torch.bool:
+        scores.masked_fill_(~mask, _MASKED)
+    else:
+        scores.add_(mask).clamp_(min=_MASKED)
+
+
+@torch.no_grad()
+def attend(q: Tensor, layer: PackedLayer, mask: Tensor | None, scaling: float) -> Tensor:
+    """Attention of queries `q` [B, Hq, Tq, D] over a packed layer: [B, Hq, Tq, D] in the dtype of `q`.
+
+    Query head h reads KV head h // (Hq / H), as in grouped-query attention. `mask`: bool (true: may attend) or
+    additive, [B or 1, 1, Tq, columns], its columns in original order (`layer.order` says which stored token is which).
+    None: the last Tq stored tokens are the queries' own, causal, and everything before them is visible. A query that
+    may attend to nothing gets a finite result of no meaning. `scaling` multiplies q . k. Accumulates in float32; no
+    gradient.
+    """
+    batch, q_heads, queries, channels = q.shape
+    kv_heads = batch * layer.fp_k.shape[1]
+    rows = (q.float() * scaling).reshape(kv_heads, -1, channels)
+    segments = [segment for segment in layer.segments if segment.windows]
+    sizes = [segment.k.shape[2] * segment.k.shape[3] for segment in segments] + [layer.fp_k.shape[2]]
+    scores = rows.new_empty(kv_heads, rows.shape[1], sum(sizes))
+    *parts, fp_part = scores.split(sizes, dim=-1)
+    for segment, part in zip(segments, parts, strict=True):
+        _write_scores(part, rows, segment.k)
+    torch.bmm(rows, layer.fp_k.float().flatten(0, 1).mT, out=fp_part)
+    _apply_mask(scores.view(batch, q_heads, queries, -1), _stored_mask(mask, layer.order, queries))
+    *parts, fp_part = scores.softmax(-1).split(sizes, dim=-1)
+    out = torch.bmm(fp_part, layer.fp_v.float().flatten(0, 1))
+    for segment, part in zip(segments, parts, strict=True):
+        _add_values(out, part, segment.v)
+    return out.view(q.shape).to(q.dtype)

@@ -4,6 +4,7 @@ import ast
 import importlib
 import importlib.metadata as metadata
 import re
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -137,3 +138,13 @@ def test_entry_point_resolves_to_a_model_manifest() -> None:
 def test_installed_entry_point_is_found_by_name() -> None:
     names = {point.name for point in metadata.entry_points(group="lmms_eval.models")}
     assert "windowquant" in names
+
+
+def test_lmms_eval_lists_the_model_even_if_our_plugin_module_was_imported_first() -> None:
+    code = (
+        "import windowquant.harness.plugin\n"
+        "from lmms_eval.models import list_available_models\n"
+        "raise SystemExit('windowquant' not in list_available_models(True))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -34,12 +34,13 @@ def test_the_two_commands_are_there() -> None:
 
 
 @pytest.mark.parametrize("words", MAKE_COMMANDS, ids=" ".join)
-def test_make_target_exists(words: list[str]) -> None:
+def test_make_target_and_the_script_it_calls_exist(words: list[str]) -> None:
     environment = {k: v for k, v in os.environ.items() if k not in {"MAKEFLAGS", "MFLAGS", "MAKELEVEL"}}
     done = subprocess.run(
         [words[0], "--dry-run", *words[1:]], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+    assert [script for script in re.findall(r"scripts/\w+\.py", done.stdout) if not (ROOT / script).is_file()] == []
 
 
 @pytest.mark.parametrize("words", SCRIPT_COMMANDS, ids=" ".join)

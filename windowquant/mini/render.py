@@ -65,7 +65,7 @@ class Drawings:
 
 @cache
 def _digits(held_out: bool) -> dict[int, np.ndarray]:
-    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+    from sklearn.datasets import load_digits
 
     data = load_digits()
     mine = (np.arange(len(data.images)) % 5 == 0) == held_out
@@ -120,7 +120,11 @@ def _object(name: str, rng: np.random.Generator, phase: float) -> Image.Image:
 def _number(name: str, drawings: Drawings, rng: np.random.Generator) -> Image.Image:
     samples = _digits(drawings.held_out)[NUMBERS.index(name)]
     digit = Image.fromarray((samples[rng.integers(len(samples))] * 255).astype(np.uint8))
-    return digit.resize((CANVAS, CANVAS), Image.Resampling.BICUBIC)
+    side = int(CANVAS * rng.uniform(0.8, 1.0))
+    digit = digit.resize((side, side), Image.Resampling.BICUBIC).rotate(rng.uniform(-12, 12), Image.Resampling.BILINEAR)
+    image, (x, y) = Image.new("L", (CANVAS, CANVAS)), rng.integers(0, CANVAS - side + 1, 2)
+    image.paste(digit, (int(x), int(y)))
+    return image
 
 
 def mask(content: str, drawings: Drawings, seed: int, phase: float = 0.0, scale: int = 1) -> np.ndarray:

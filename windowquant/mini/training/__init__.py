@@ -1,0 +1,1 @@
+"""How the stand-in checkpoints are trained: vision first, into the words' space; then option letters; then videos."""

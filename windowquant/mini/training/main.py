@@ -1,0 +1,30 @@
+"""The training command: a recipe from the configuration, all stages, the checkpoint."""
+
+from pathlib import Path
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from windowquant.errors import UserError
+from windowquant.mini.training.run import Recipe, export, train
+
+
+def _recipe(cfg: DictConfig) -> Recipe:
+    try:
+        recipe = OmegaConf.merge(OmegaConf.structured(Recipe), cfg.recipe)
+    except OmegaConfBaseException as error:
+        raise UserError(f"recipe: {str(error).splitlines()[0]}; its fields are {', '.join(Recipe.__annotations__)}.") from error
+    result = OmegaConf.to_object(recipe)
+    assert isinstance(result, Recipe)
+    return result
+
+
+def train_command(cfg: DictConfig) -> None:
+    """Trains in `cfg.folder` (resuming what is there) and writes the checkpoint to `cfg.checkpoint`."""
+    recipe = _recipe(cfg)
+    torch.set_num_threads(cfg.threads)
+    folder, checkpoint = Path(cfg.folder), Path(cfg.checkpoint)
+    model = train(recipe, folder)
+    export(model, folder, checkpoint)
+    print(f"checkpoint: {checkpoint}")

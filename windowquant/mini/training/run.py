@@ -1,0 +1,117 @@
+"""The stages of one training, in order; each resumes from what the folder holds."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import LlavaOnevisionForConditionalGeneration
+
+from windowquant.mini.build import build_model, build_processor, build_tokenizer
+from windowquant.mini.render import Drawings
+from windowquant.mini.training import language as lang
+from windowquant.mini.training.loop import Stage, fit
+from windowquant.mini.training.vision import Vision, accuracy, frame_bank, labelled, still_pool
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Steps, rates and sizes of a training; the defaults made the shipped checkpoint."""
+
+    seed: int = 0
+    stills: int = 60
+    vision_steps: int = 2400
+    vision_batch: int = 96
+    vision_rate: float = 1e-3
+    letter_steps: int = 700
+    letter_batch: int = 16
+    letter_rate: float = 1e-3
+    short_steps: int = 700
+    short_rate: float = 1e-3
+    long_steps: int = 1100
+    long_rate: float = 8e-4
+    report_every: int = 100
+
+
+@dataclass(frozen=True)
+class Level:
+    """One rung of the curriculum: how long the videos are, how many scenes they have, how many of them make a batch."""
+
+    frames: int
+    scenes: tuple[int, int]
+    batch: int
+    questions: int
+
+
+SHORT = Level(32, (3, 6), 12, 6)
+LONG = Level(96, (8, 14), 8, 7)
+PRACTICE = 6  # letter look-ups without a video that go on beside every video batch
+
+
+def train(recipe: Recipe, folder: Path) -> LlavaOnevisionForConditionalGeneration:
+    """Runs (or resumes) every stage in the folder and returns the trained model, on the CPU, in float32."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = build_tokenizer()
+    model = build_model(tokenizer, recipe.seed)
+    vision = Vision(model, tokenizer)
+    pools = {held: still_pool(8 if held else recipe.stills, Drawings(held), recipe.seed) for held in (False, True)}
+    _vision(recipe, vision, pools, folder)
+    banks = {held: frame_bank(vision, pool) for held, pool in pools.items()}
+    del pools
+    language = lang.Language(model, tokenizer)
+    _letters(recipe, language, folder)
+    for name, level, steps, rate in (
+        ("short", SHORT, recipe.short_steps, recipe.short_rate),
+        ("long", LONG, recipe.long_steps, recipe.long_rate),
+    ):
+        _videos(recipe, Stage(name, steps, rate, recipe.seed, recipe.report_every), level, language, banks, folder)
+    return model.eval()
+
+
+def _vision(recipe: Recipe, vision: Vision, pools: dict[bool, Tensor], folder: Path) -> None:
+    def loss(_: float, rng: np.random.Generator) -> Tensor:
+        pixels, place, content = labelled(pools[False], recipe.vision_batch, rng)
+        return vision.alignment(vision.frame_tokens(vision.features(pixels)), place, content)[0]
+
+    stage = Stage("vision", recipe.vision_steps, recipe.vision_rate, recipe.seed, recipe.report_every)
+    fit(stage, vision.parameters(), loss, lambda: accuracy(vision, pools[True]), folder)
+
+
+def _letters(recipe: Recipe, language: lang.Language, folder: Path) -> None:
+    stage = Stage("letters", recipe.letter_steps, recipe.letter_rate, recipe.seed, recipe.report_every)
+    fit(
+        stage,
+        language.parameters(),
+        lambda _, rng: lang.letter_loss(language, recipe.letter_batch, rng),
+        lambda: lang.letter_report(language),
+        folder,
+    )
+
+
+def _videos(
+    recipe: Recipe, stage: Stage, level: Level, language: lang.Language, banks: dict[bool, Tensor], folder: Path
+) -> None:
+    videos, held = (lang.Videos(language, banks[h]) for h in (False, True))
+    difficulty, pick = lang.Difficulty(level.frames, level.scenes), lang.training_questions(level.questions)
+
+    def loss(_: float, rng: np.random.Generator) -> Tensor:
+        rows, visual = videos.batch(level.batch, rng, difficulty, pick)
+        return lang.video_loss(videos, rows, visual) + 0.3 * lang.letter_loss(language, PRACTICE, rng)
+
+    fit(stage, language.parameters(), loss, lambda: lang.video_report(held, difficulty), folder)
+
+
+def export(model: LlavaOnevisionForConditionalGeneration, training: Path, folder: Path) -> None:
+    """Writes the checkpoint as `from_pretrained` reads it, and the training's log beside it."""
+    partial = folder.with_name(folder.name + ".partial")
+    model.save_pretrained(partial)
+    build_processor(build_tokenizer()).save_pretrained(partial)
+    lines = [json.loads(line) for line in (training / "log.jsonl").read_text().splitlines()]
+    (partial / "training_log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    if folder.exists():
+        for old in folder.iterdir():
+            old.unlink()
+        folder.rmdir()
+    partial.rename(folder)

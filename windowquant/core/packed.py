@@ -51,6 +51,7 @@ class PackedLayer:
     order: int64 [B, T], T = sum over segments of W * S, plus T16. order[b, j] is the original position (column of the
         attention mask) of stored token j, or -1 for a slot that holds no token: requests of a batch may differ in their
         number of windows, and the shorter one has such slots. Slots must hold finite values; attention skips them.
+        Without a mask and without slots, only the shape of `order` matters.
     """
 
     fp_k: Tensor

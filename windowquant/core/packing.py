@@ -14,11 +14,12 @@ from torch import Tensor
 from windowquant.errors import UserError
 
 CODE_BITS = (8, 4, 2, 1)
+_WIDE = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 
 @lru_cache
-def _shifts(bits: int, device: torch.device) -> Tensor:
-    return torch.arange(0, 8, bits, dtype=torch.uint8, device=device).unsqueeze(-1)
+def _shifts(bits: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.arange(0, 8, bits, dtype=dtype, device=device).unsqueeze(-1)
 
 
 def check_bits(bits: int) -> None:
@@ -41,14 +42,19 @@ def pack(codes: Tensor, bits: int) -> Tensor:
         )
     if bits == 8:
         return codes
-    shifted = codes.unflatten(-1, (planes, -1)) << _shifts(bits, codes.device)
+    shifted = codes.unflatten(-1, (planes, codes.shape[-1] // planes)) << _shifts(bits, torch.uint8, codes.device)
     return shifted.sum(-2, dtype=torch.uint8)
 
 
 def unpack(packed: Tensor, bits: int) -> Tensor:
-    """Undo `pack`: uint8 [..., D * bits / 8] to uint8 codes [..., D]."""
+    """Undo `pack`: contiguous uint8 [..., D * bits / 8] to uint8 codes [..., D]."""
     check_bits(bits)
     if bits == 8:
         return packed
-    planes = packed.unsqueeze(-2) >> _shifts(bits, packed.device)
-    return (planes & (2**bits - 1)).flatten(-2)
+    # Shift and mask up to eight bytes at once: no bit crosses a byte that the mask does not clear.
+    wide = next(dtype for dtype in _WIDE if packed.shape[-1] % dtype.itemsize == 0)
+    mask = int.from_bytes(bytes([2**bits - 1]) * wide.itemsize, "little")
+    words = packed.view(wide).unsqueeze(-2)
+    planes = torch.empty((*words.shape[:-2], 8 // bits, words.shape[-1]), dtype=wide, device=packed.device)
+    torch.bitwise_right_shift(words, _shifts(bits, wide, packed.device), out=planes).bitwise_and_(mask)
+    return planes.view(torch.uint8).flatten(-2)

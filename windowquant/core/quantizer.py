@@ -4,10 +4,11 @@ Stored is X = scale * Q + offset with unsigned codes Q in 0 .. 2**bits - 1. The 
 offset = -scale * z, so that both kinds of zero point have one storage form and one decode kernel. Codes are computed,
 in float32, against scale and offset as stored, so their rounding to 16 bit is compensated wherever the code can move.
 
-Error bounds, with s the stored scale, u the unit roundoff of the kv dtype (2**-11 for float16, 2**-8 for bfloat16) and
-q = 2**bits - 1: float zero point s / 2 + q * u * s (the range the rounded scale fails to cover); integer zero point
-s + q * u * s + u * |offset|. A constant group is exact. A group so narrow that its scale underflows to zero in
-float16 (below 3e-8) is stored as its minimum.
+Error bound of an element, with s the scale, u the unit roundoff of the kv dtype (2**-11 for float16, 2**-8 for
+bfloat16) and q = 2**bits - 1: s / 2, plus q * u * s for the part of the range that the rounded scale may fail to cover,
+plus u * |offset| if the zero point is an integer (then the ends of a group, which the float zero point meets, are off
+by up to s / 2). A constant group is exact. A group whose scale underflows to zero in float16 (below 3e-8) becomes its
+minimum.
 """
 
 from typing import Literal, get_args

@@ -121,4 +121,4 @@ def attend(q: Tensor, layer: PackedLayer, mask: Tensor | None, scaling: float) -
     out = torch.bmm(fp_part, layer.fp_v.float().flatten(0, 1))
     for segment, part in zip(segments, parts, strict=True):
         _add_values(out, part, segment.v)
-    return out.view(q.shape).to(q.dtype)
+    return out.view(batch, q_heads, queries, -1).to(q.dtype)

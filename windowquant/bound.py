@@ -17,6 +17,7 @@ from windowquant.cache.request import CacheRequest
 from windowquant.errors import UserError
 from windowquant.kernels import get_backend
 from windowquant.models import Prompt, adapter_for, cache_keyword
+from windowquant.models.features import visual_features
 from windowquant.planning import RequestPlanner
 
 if TYPE_CHECKING:
@@ -86,6 +87,10 @@ class Bound:
         planner = RequestPlanner(self.method, prompt, self.layers, self.sensitivity, self._embed_text)
         request = CacheRequest(prompt, self.method.recipe(), planner.row, self._attend, self._check_active)
         return PackedCache(request, planner, self.layers)
+
+    def visual_features(self, inputs: Mapping[str, Any]) -> Tensor:
+        """Visual tokens [M, C] of one request as they enter the language model; see `models.features`."""
+        return visual_features(self.adapter, self.model, inputs)
 
     def _check_active(self) -> None:
         if self._undo is None:

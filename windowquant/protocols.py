@@ -22,6 +22,7 @@ from windowquant.cache.packed_cache import PackedCache
 from windowquant.core.plan import BitPlan
 from windowquant.errors import UserError
 from windowquant.models import Prompt
+from windowquant.models.features import embed_prompt
 from windowquant.timing import timed
 
 Protocol = Literal["context", "paper", "cached"]
@@ -33,8 +34,8 @@ class Reply:
 
     tokens: the answer's ids, the stop token included if one came. stopped: whether one did.
     Seconds: search_s (text embeddings, scores, plan), pack_s (quantizing and packing all layers), prefill_s (the
-    prefill pass with the vision tower, without these two), question_s (prompt tokens run after packing; 0 under
-    `paper`), decode_s (one entry per further answer token).
+    prefill pass without these two, but with the vision tower, unless its features were given), question_s (prompt
+    tokens run after packing; 0 under `paper`), decode_s (one entry per further answer token).
     kv: bytes held at the end, by kind. kv_predicted: the same by formula, without room and index.
     bits: share of the visual tokens (mean over layers) at each bit-width, 0 for dropped ones; empty for a cache that is
     not ours. average_bits: bits held per element of K and V of the visual tokens, scales included; 16 or 32 where
@@ -67,7 +68,8 @@ def answer(
 ) -> tuple[Reply, "Session"]:
     """Answer one request greedily; the tokens are those of `generate` with the same cache.
 
-    inputs: processor outputs of one request (batch 1, no padding), on the model's device. stop_ids: tokens that end the
+    inputs: processor outputs of one request (batch 1, no padding), on the model's device; with `visual_features` from
+    `Bound.visual_features` in place of the pixels the vision tower is not run (nor timed). stop_ids: tokens that end the
     answer, by default the generation config's end-of-sequence ids. The session can then score other answers.
     Raises UserError for a batch, padding, an unknown protocol, or max_new_tokens below 1.
     """
@@ -101,10 +103,14 @@ def _split(prompt: Prompt, protocol: Protocol) -> int:
     return max(1, prompt.visual_end, prompt.length - 1)
 
 
-def _model_inputs(inputs: Mapping[str, Any], split: int) -> dict[str, Any]:
-    """What the prefill of the first `split` columns takes besides their ids; one entry per column is cut to them."""
-    columns = inputs["input_ids"].shape
-    others = {k: v for k, v in inputs.items() if k not in ("input_ids", "attention_mask")}
+def _model_inputs(bound: Bound, inputs: Mapping[str, Any], split: int) -> dict[str, Any]:
+    """What the prefill of the first `split` columns takes; what has one entry per column is cut to them."""
+    columns, left_out = inputs["input_ids"].shape, {"attention_mask"}
+    if "visual_features" in inputs:
+        embeds = embed_prompt(bound.adapter, bound.model, inputs)
+        inputs = {**inputs, "inputs_embeds": embeds}
+        left_out |= {"input_ids", "visual_features", *bound.adapter.pixel_keys, *bound.adapter.pixel_size_keys}
+    others = {k: v for k, v in inputs.items() if k not in left_out}
     return {k: v[:, :split] if isinstance(v, Tensor) and v.shape[:2] == columns else v for k, v in others.items()}
 
 
@@ -126,26 +132,26 @@ class Session:
                 f"{' with padding' if self.prompt.padded else ''}; give the requests one by one."
             )
         self.cache = bound.new_cache(inputs)
-        ids, split = inputs["input_ids"], _split(self.prompt, protocol)
-        extras = _model_inputs(inputs, split)
-        logits, whole_s = timed(bound.device, lambda: self._forward(ids[:, :split], **extras))
+        split = _split(self.prompt, protocol)
+        prefill, question = _model_inputs(bound, inputs, split), inputs["input_ids"][:, split:]
+        logits, whole_s = timed(bound.device, lambda: self._forward(**prefill))
         self.question_s = 0.0
         if split < self.prompt.length:
-            logits, self.question_s = timed(bound.device, lambda: self._forward(ids[:, split:]))
+            logits, self.question_s = timed(bound.device, lambda: self._forward(input_ids=question))
         self.first_logits = logits[-1]
         stats = self.cache.stats if isinstance(self.cache, PackedCache) else None
         self._stats = stats
         self.prefill_s = whole_s - (stats.search_s + stats.pack_s if stats else 0.0)
 
     @torch.no_grad()
-    def _forward(self, ids: Tensor, keep: int = 1, **extras: Any) -> Tensor:
-        """Logits [keep, V] float32 of the last `keep` of the next tokens [1, t]."""
-        extras[self.bound.cache_keyword] = self.cache
-        return self.bound.model(input_ids=ids, use_cache=True, logits_to_keep=keep, **extras).logits[0].float()
+    def _forward(self, keep: int = 1, **inputs: Any) -> Tensor:
+        """Logits [keep, V] float32 of the last `keep` of the next tokens."""
+        inputs[self.bound.cache_keyword] = self.cache
+        return self.bound.model(**inputs, use_cache=True, logits_to_keep=keep).logits[0].float()
 
     def step(self, token: int) -> int:
         """Run one more answer token and return the most likely next one."""
-        return int(self._forward(torch.tensor([[token]], device=self.bound.device))[-1].argmax())
+        return int(self._forward(input_ids=torch.tensor([[token]], device=self.bound.device))[-1].argmax())
 
     def logits(self, answer_tokens: Sequence[int]) -> Tensor:
         """Next-token logits along a given answer of n tokens, teacher-forced: float32 [n, V].
@@ -157,7 +163,7 @@ class Session:
         if len(answer_tokens) < 2:
             return self.first_logits[None][: len(answer_tokens)]
         ids = torch.tensor([list(answer_tokens[:-1])], device=self.bound.device)
-        return torch.cat([self.first_logits[None], self._forward(ids, keep=ids.shape[1])])
+        return torch.cat([self.first_logits[None], self._forward(keep=ids.shape[1], input_ids=ids)])
 
     def reply(self, tokens: list[int], stopped: bool, decode_s: list[float]) -> Reply:
         """Put together what is known after an answer was decoded."""

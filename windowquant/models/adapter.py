@@ -20,6 +20,7 @@ class Adapter:
     model_type: ClassVar[str]
     placeholder_keys: ClassVar[tuple[str, ...]] = ("image_token_id", "video_token_id")
     pixel_keys: ClassVar[tuple[str, ...]] = ("pixel_values", "pixel_values_videos")
+    pixel_size_keys: ClassVar[tuple[str, ...]] = ("image_sizes", "image_sizes_videos", "batch_num_images")
     text_config_key: ClassVar[str] = "text_config"
 
     def text_config(self, model: PreTrainedModel) -> Any:

@@ -1,12 +1,13 @@
 """Grouping windows by bit-width."""
 
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windowquant.core.reorder import grouping
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from([16, 8, 4, 2]), max_size=40))
 def test_stable_sort_widest_first(bits: list[int]) -> None:
     result = grouping(torch.tensor(bits, dtype=torch.int8))

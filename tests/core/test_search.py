@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windowquant.core.search import majority_vote, search_plan
@@ -12,6 +12,7 @@ from windowquant.core.thresholds import thresholds
 from windowquant.errors import UserError
 
 
+@settings(deadline=None)
 @given(
     scores=st.lists(st.floats(-1, 1, width=32), max_size=12),
     sensitivity=st.lists(st.floats(0, 1), min_size=1, max_size=5),
@@ -53,6 +54,7 @@ def _vote(plans: list[list[list[int]]]) -> list[list[int]]:
     return result
 
 
+@settings(deadline=None)
 @given(data=st.data(), layers=st.integers(1, 3), widths=st.lists(st.integers(1, 6), min_size=1, max_size=5))
 def test_majority_vote(data: st.DataObject, layers: int, widths: list[int]) -> None:
     bits = st.sampled_from([16, 8, 4, 2])

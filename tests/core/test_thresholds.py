@@ -4,13 +4,14 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windowquant.core.thresholds import thresholds
 from windowquant.errors import UserError
 
 
+@settings(deadline=None)
 @given(s=st.floats(0, 1), alpha=st.floats(0.05, 30))
 def test_equations_10_and_11(s: float, alpha: float) -> None:
     low, high = thresholds(s, alpha)
@@ -18,6 +19,7 @@ def test_equations_10_and_11(s: float, alpha: float) -> None:
     assert float(high) == pytest.approx((math.exp(-alpha * s) - 1) / (math.exp(-alpha) - 1), abs=1e-12)
 
 
+@settings(deadline=None)
 @given(s=st.lists(st.floats(-2, 3), min_size=1, max_size=8), alpha=st.floats(0, allow_infinity=False))
 def test_ordered_within_the_unit_interval_at_any_alpha(s: list[float], alpha: float) -> None:
     low, high = thresholds(s, alpha)
@@ -40,6 +42,7 @@ def test_huge_alpha_leaves_int4_only(alpha: float) -> None:
     torch.testing.assert_close(high, torch.tensor([0, 1, 1, 1.0], dtype=torch.float64))
 
 
+@settings(deadline=None)
 @given(s=st.floats(0.01, 0.99), alphas=st.tuples(st.floats(0, 50), st.floats(0, 50)))
 def test_larger_alpha_widens_the_int4_band(s: float, alphas: tuple[float, float]) -> None:
     (low_a, high_a), (low_b, high_b) = (thresholds(s, alpha) for alpha in sorted(alphas))

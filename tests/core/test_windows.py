@@ -4,13 +4,14 @@ import warnings
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windowquant.core.windows import split_windows, window_count
 from windowquant.errors import UserError
 
 
+@settings(deadline=None)
 @given(tokens=st.integers(0, 300), size=st.integers(1, 64))
 def test_every_whole_window_and_no_part_of_the_tail(tokens: int, size: int) -> None:
     x = torch.arange(tokens * 3).view(tokens, 3)

@@ -1,5 +1,7 @@
-"""Builds the untrained stand-in: byte-level tokenizer, processor, chat template, and a small model of the real transformers class."""
+"""Builds the untrained stand-in: byte-level tokenizer, processor, chat template, and a small model of the real
+transformers class."""
 
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -20,14 +22,16 @@ from windowquant.mini import scenes as sc
 from windowquant.mini.render import SIDE
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>", "<video>")
-# an option's marker and an answer's letter are one token each; everything else splits into words, single digits and signs
+# an option's marker and an answer's letter are one token each; everything else splits into words, single digits and
+# signs
 PIECES = r"\n[A-E]\.| \([A-E]\)| ?[A-Za-z]+| ?[0-9]| ?[^\sA-Za-z0-9]+|\s"
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + ' ' }}"
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
     "{% for item in message['content'] %}{% if item['type'] == 'image' %}{{ '<image>\n' }}"
     "{% elif item['type'] == 'video' %}{{ '<video>\n' }}{% endif %}{% endfor %}"
-    "{% for item in message['content'] %}{% if item['type'] == 'text' %}{{ item['text'] }}{% endif %}{% endfor %}{% endif %}"
+    "{% for item in message['content'] %}{% if item['type'] == 'text' %}{{ item['text'] }}{% endif %}{% endfor %}"
+    "{% endif %}"
     "{{ '<|im_end|>' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 PATCH = 16
@@ -35,18 +39,17 @@ PATCHES = (SIDE // PATCH) ** 2
 PER_FRAME = PATCHES // 4  # the class pools a video's frames 2x2
 
 
-def _corpus(seed: int = 0, stories: int = 400) -> Iterator[str]:
-    """Text of every kind that the model will read, and every word alone, so that each word becomes one token."""
-    rng = np.random.default_rng(seed)
-    for word in (*sc.PLACES, *sc.CONTENTS):
-        yield from (f" {word}", word, f" {word},") * 40
-    for _ in range(stories):
+def _words() -> Iterator[str]:
+    """The pieces of all that the model reads or says, each as often as the others, so that each becomes one token."""
+    rng, texts = np.random.default_rng(0), ["system", "user", "assistant", "You are a helpful assistant.", "yes no"]
+    for _ in range(200):
         story, main = sc.sample_story(rng), sc.sample_story(rng, main=str(rng.choice(sc.CONTENTS)))
-        questions = [(sc.ask(sc.NEXTQA_MIX, story, rng), "nextqa"), (sc.ask(sc.INTENTQA_MIX, story, rng), "intentqa")]
-        questions += [(sc.ask_main(main, rng), "egoschema"), (sc.describe(story), "describe")]
-        for question, task in questions:
-            yield f"<|im_start|>user \n{sc.prompt(question, task)}<|im_end|><|im_start|>assistant\n{question.reply}<|im_end|>"
-            yield f"system You are a helpful assistant. {sc.prompt(question, task)}"
+        asked = [sc.ask(mix, story, rng) for mix in (sc.NEXTQA_MIX, sc.INTENTQA_MIX) for _ in range(4)]
+        asked += [sc.ask_main(main, rng), sc.describe(story)]
+        texts += [f"\n{sc.prompt(question, 'egoschema')} {question.reply}" for question in asked]
+    texts += [f" {word}" for word in (*sc.PLACES, *sc.CONTENTS)]
+    for piece in sorted({piece for text in texts for piece in re.findall(PIECES, text)}):
+        yield from [piece] * 50
 
 
 def build_tokenizer(vocabulary: int = 1024) -> PreTrainedTokenizerFast:
@@ -63,7 +66,7 @@ def build_tokenizer(vocabulary: int = 1024) -> PreTrainedTokenizerFast:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_corpus(), trainer)
+    tokenizer.train_from_iterator(_words(), trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=SPECIAL[0],
@@ -126,7 +129,8 @@ def _config(tokenizer: PreTrainedTokenizerFast) -> LlavaOnevisionConfig:
     )
 
 
-# heads of the first layer that look a fixed distance back: at the word before, the word before that, the same cell of the frame before
+# heads of the first layer that look a fixed distance back: at the word before, the word before that, the same cell of
+# the frame before
 OFFSETS = (1, 2, PER_FRAME)
 FAST_PAIRS = 5
 OFFSET_STRENGTH = 7.0
@@ -141,9 +145,10 @@ EMBEDDING_STD, RESIDUAL_GAIN = 0.3, 0.2
 def initialise(model: LlavaOnevisionForConditionalGeneration, seed: int) -> None:
     """A start from which the circuits that the tasks need form quickly.
 
-    Query and key projections start equal within a group of heads, so that a token attends to tokens like itself; the first key head of layer 0
-    starts positional (query and key biases in the fast rotary pairs, phase-shifted by a distance). Two key channels of every head carry a huge
-    constant bias in slow rotary pairs, as Qwen2's do: that is what breaks per-token and per-tensor key quantization on the real models.
+    Query and key projections start equal within a group of heads, so that a token attends to tokens like itself; the
+    first key head of layer 0 starts positional (query and key biases in the fast rotary pairs, phase-shifted by a
+    distance). Two key channels of every head carry a huge constant bias in slow rotary pairs, as Qwen2's do: that is
+    what breaks per-token and per-tensor key quantization on the real models.
     """
     generator = torch.Generator().manual_seed(seed)
     config = model.config.text_config

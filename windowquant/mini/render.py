@@ -1,7 +1,8 @@
 """Draws the mini world: masks of the contents, backgrounds of the places, frames of a story.
 
-Frames are composed at any side length that is a multiple of 64; what a class looks like varies with a seed, so that held-out drawings exist
-(for the handwritten numbers: held-out writers' digits of scikit-learn's copy of the UCI set).
+Frames are composed at any side length that is a multiple of 64; what a class looks like varies with a seed, so that
+held-out drawings exist
+(for the handwritten numbers: held-out samples of scikit-learn's copy of the UCI set).
 """
 
 from dataclasses import dataclass
@@ -38,17 +39,42 @@ _LOOKS: dict[str, tuple[tuple[float, float, float], tuple[float, float, float], 
 assert tuple(_LOOKS) == PLACES
 
 # joints of a stick figure in units of the figure's height: hip at the origin, y down.
-# (head, hands left and right, knees left and right, feet left and right), the torso runs from hip to neck
+# the torso runs from hip to neck
 _POSES: dict[str, tuple[tuple[float, float], ...]] = {
-    #           neck          head          hand l         hand r         knee l         knee r        foot l        foot r
-    "wave":    ((0, -0.32), (0, -0.45), (-0.14, -0.02), (0.24, -0.55), (-0.06, 0.2), (0.06, 0.2), (-0.08, 0.45), (0.08, 0.45)),
-    "cheer":   ((0, -0.30), (0, -0.43), (-0.26, -0.58), (0.26, -0.58), (-0.14, 0.2), (0.14, 0.2), (-0.24, 0.45), (0.24, 0.45)),
-    "sit":     ((-0.1, -0.3), (-0.1, -0.43), (0.2, -0.1), (0.18, -0.05), (0.28, 0.0), (0.26, 0.03), (0.3, 0.32), (0.26, 0.32)),
-    "sleep":   ((-0.34, 0.2), (-0.48, 0.2), (-0.1, 0.3), (-0.12, 0.32), (0.22, 0.2), (0.22, 0.25), (0.48, 0.22), (0.48, 0.28)),
-    "run":     ((0.1, -0.3), (0.15, -0.43), (-0.22, -0.12), (0.32, -0.16), (0.2, 0.12), (-0.1, 0.2), (0.12, 0.38), (-0.38, 0.3)),
-    "bow":     ((0.3, -0.1), (0.42, -0.02), (0.3, 0.2), (0.34, 0.22), (0.0, 0.22), (0.02, 0.22), (0.0, 0.45), (0.04, 0.45)),
-    "balance": ((0, -0.3), (0, -0.43), (-0.42, -0.24), (0.42, -0.24), (0.0, 0.22), (0.16, 0.1), (0.0, 0.45), (0.02, 0.24)),
-    "tumble":  ((0, 0.26), (0, 0.38), (-0.2, 0.45), (0.2, 0.45), (-0.1, -0.2), (0.1, -0.2), (-0.22, -0.42), (0.22, -0.42)),
+    # neck, head, left and right hand
+    # left and right knee, left and right foot
+    "wave": (
+        (0, -0.32), (0, -0.45), (-0.14, -0.02), (0.24, -0.55),
+        (-0.06, 0.2), (0.06, 0.2), (-0.08, 0.45), (0.08, 0.45),
+    ),
+    "cheer": (
+        (0, -0.3), (0, -0.43), (-0.26, -0.58), (0.26, -0.58),
+        (-0.14, 0.2), (0.14, 0.2), (-0.24, 0.45), (0.24, 0.45),
+    ),
+    "sit": (
+        (-0.1, -0.3), (-0.1, -0.43), (0.2, -0.1), (0.18, -0.05),
+        (0.28, 0), (0.26, 0.03), (0.3, 0.32), (0.26, 0.32),
+    ),
+    "sleep": (
+        (-0.34, 0.2), (-0.48, 0.2), (-0.1, 0.3), (-0.12, 0.32),
+        (0.22, 0.2), (0.22, 0.25), (0.48, 0.22), (0.48, 0.28),
+    ),
+    "run": (
+        (0.1, -0.3), (0.15, -0.43), (-0.22, -0.12), (0.32, -0.16),
+        (0.2, 0.12), (-0.1, 0.2), (0.12, 0.38), (-0.38, 0.3),
+    ),
+    "bow": (
+        (0.3, -0.1), (0.42, -0.02), (0.3, 0.2), (0.34, 0.22),
+        (0, 0.22), (0.02, 0.22), (0, 0.45), (0.04, 0.45),
+    ),
+    "balance": (
+        (0, -0.3), (0, -0.43), (-0.42, -0.24), (0.42, -0.24),
+        (0, 0.22), (0.16, 0.1), (0, 0.45), (0.02, 0.24),
+    ),
+    "tumble": (
+        (0, 0.26), (0, 0.38), (-0.2, 0.45), (0.2, 0.45),
+        (-0.1, -0.2), (0.1, -0.2), (-0.22, -0.42), (0.22, -0.42),
+    ),
 }  # fmt: skip
 assert tuple(_POSES) == ACTIONS
 
@@ -108,7 +134,9 @@ def _object(name: str, rng: np.random.Generator, phase: float) -> Image.Image:
         radii = np.where(np.arange(10) % 2 == 0, r * 1.15, r * 0.45)
         draw.polygon([(c + q * np.cos(a), c + q * np.sin(a)) for q, a in zip(radii, angles, strict=True)], fill=255)
     elif name == "kite":
-        draw.polygon([(c, c - r * 1.2), (c + r * 0.6, c - r * 0.3), (c, c + r * 0.6), (c - r * 0.6, c - r * 0.3)], fill=255)
+        draw.polygon(
+            [(c, c - r * 1.2), (c + r * 0.6, c - r * 0.3), (c, c + r * 0.6), (c - r * 0.6, c - r * 0.3)], fill=255
+        )
         draw.line([(c, c + r * 0.5), (c + r * 0.3, c + r * 0.8), (c - r * 0.2, c + r * 1.2)], fill=255, width=8)
     else:  # flag: a pole with a cloth
         draw.line([(c - r * 0.7, c - r * 1.1), (c - r * 0.7, c + r * 1.2)], fill=255, width=12)
@@ -128,7 +156,8 @@ def _number(name: str, drawings: Drawings, rng: np.random.Generator) -> Image.Im
 
 
 def mask(content: str, drawings: Drawings, seed: int, phase: float = 0.0, scale: int = 1) -> np.ndarray:
-    """[40*scale, 40*scale] float32 in 0..1: one drawing of a content. The same seed and another phase is the same drawing in motion."""
+    """[40*scale, 40*scale] float32 in 0..1: one drawing of a content. The same seed and another phase is the same
+    drawing in motion."""
     rng = drawings.rng(seed)
     if content in ACTIONS:
         image = _figure(content, rng, phase)
@@ -156,11 +185,14 @@ def _texture(kind: str, side: int) -> np.ndarray:
 
 
 def background(place: str, rng: np.random.Generator, side: int = SIDE, pan: int = 0) -> np.ndarray:
-    """[3, side, side] float32 in 0..1; `rng` moves the colours a little, `pan` (pixels of a 64-pixel frame) the pattern."""
+    """[3, side, side] float32 in 0..1; `rng` moves the colours a little, `pan` (pixels of a 64-pixel frame) the
+    pattern."""
     top, bottom, kind = _LOOKS[place]
     jitter = rng.normal(0, 0.03, 3)
     fade = np.linspace(0, 1, side, dtype=np.float32)[None, :, None]
-    base = np.asarray(top, np.float32)[:, None, None] * (1 - fade) + np.asarray(bottom, np.float32)[:, None, None] * fade
+    base = (
+        np.asarray(top, np.float32)[:, None, None] * (1 - fade) + np.asarray(bottom, np.float32)[:, None, None] * fade
+    )
     start = (pan * side // SIDE) % side
     pattern = _texture(kind, side)[None, :, start : start + side]
     return base + jitter.astype(np.float32)[:, None, None] + 0.04 * pattern
@@ -176,19 +208,24 @@ def compose(back: np.ndarray, drawing: np.ndarray, x: int, y: int) -> np.ndarray
 
 
 def frames(story: Story, drawings: Drawings, seed: int, side: int = 256) -> np.ndarray:
-    """[frames, side, side, 3] uint8: the story as a video. In each scene one drawing drifts over the place and moves its limbs."""
+    """[frames, side, side, 3] uint8: the story as a video. In each scene one drawing drifts over the place and moves
+    its limbs."""
     scale, rng = side // SIDE, np.random.default_rng([int(drawings.held_out), seed, 7])
-    out, room = [], SIDE - SPRITE
+    out, room = np.empty((sum(story.lengths), side, side, 3), np.uint8), SIDE - SPRITE
+    frame = iter(out)
     for scene, length in zip(story.scenes, story.lengths, strict=True):
         look, sprite = int(rng.integers(2**31)), int(rng.integers(2**31))
         start, end = rng.integers(0, room, 2), rng.integers(0, room, 2)
         pan = int(rng.integers(SIDE))
         for t in range(length):
             at = start + (end - start) * t / max(1, length - 1)
-            back = background(scene.place, np.random.default_rng(look), side, pan + t // 2)
-            drawing = mask(scene.content, drawings, sprite, phase=t / 8, scale=scale)
-            out.append(compose(back, drawing, int(at[0] * scale), int(at[1] * scale)))
-    return (np.stack(out).transpose(0, 2, 3, 1) * 255).round().astype(np.uint8)
+            if t % 2 == 0:
+                back = background(scene.place, np.random.default_rng(look), side, pan + t // 2)
+            if t == 0 or scene.content not in NUMBERS:  # a written number does not move its limbs
+                drawing = mask(scene.content, drawings, sprite, phase=t / 8, scale=scale)
+            picture = compose(back, drawing, int(at[0] * scale), int(at[1] * scale))
+            next(frame)[:] = (picture.transpose(1, 2, 0) * 255).round()
+    return out
 
 
 def still(place: str, content: str, drawings: Drawings, rng: np.random.Generator) -> np.ndarray:

@@ -1,6 +1,7 @@
 """The world of the mini data sets: places, contents, stories, and the questions asked of them.
 
-A story is a list of scenes; a scene is a place in which one content is seen: an action of a stick figure, a drifting object, or a handwritten number.
+A story is a list of scenes; a scene is a place in which one content is seen: an action of a stick figure, a drifting
+object, or a handwritten number.
 Everything here is text and indices; `render` turns it into frames.
 """
 
@@ -62,7 +63,8 @@ class Story:
 
 @dataclass(frozen=True)
 class Question:
-    """One question of a story. `options` is empty and `answer` is -1 for an open question; `evidence` are the scenes that hold the answer."""
+    """One question of a story. `options` is empty and `answer` is -1 for an open question; `evidence` are the scenes
+    that hold the answer."""
 
     kind: str
     text: str
@@ -86,22 +88,28 @@ def _content(rng: np.random.Generator) -> str:
 def sample_story(
     rng: np.random.Generator, scenes: tuple[int, int] = (8, 14), frames: int = FRAMES, main: str | None = None
 ) -> Story:
-    """A random story; no place comes twice. With `main`, that content fills most of the video and no other one comes near it."""
+    """A random story; no place comes twice. With `main`, that content fills about half of the video or more, in
+    several scenes where it can."""
     count = int(rng.integers(scenes[0], scenes[1] + 1))
     places = rng.permutation(len(PLACES))[:count]
     lengths = _lengths(count, frames, rng)
     contents = [_content(rng) for _ in range(count)]
     if main is not None:
-        share = rng.uniform(0.45, 0.65)
-        covered = 0
-        chosen: set[int] = set()
-        for k in rng.permutation(count):
-            if covered >= share * frames:
-                break
-            chosen.add(int(k))
-            covered += lengths[k]
+        chosen = _most_of(lengths, rng.uniform(0.45, 0.65) * frames, 0.75 * frames, rng)
         contents = [main if k in chosen else _other(c, main, rng) for k, c in enumerate(contents)]
     return Story(tuple(Scene(PLACES[p], c) for p, c in zip(places, contents, strict=True)), lengths)
+
+
+def _most_of(lengths: Sequence[int], least: float, most: float, rng: np.random.Generator) -> set[int]:
+    """Random scenes that take at least `least` frames together, and not more than `most` where that can be had."""
+    chosen: set[int] = set()
+    covered = 0
+    order = rng.permutation(len(lengths))
+    for k in sorted(order, key=lambda k: lengths[k] > most - least):
+        if covered < least and covered + lengths[k] <= most:
+            chosen.add(int(k))
+            covered += lengths[k]
+    return chosen or {int(np.argmax(lengths))}
 
 
 def _other(content: str, main: str, rng: np.random.Generator) -> str:
@@ -114,24 +122,34 @@ def _other(content: str, main: str, rng: np.random.Generator) -> str:
 
 
 def _choose(
-    kind: str, text: str, right: str, wrong: Sequence[str], evidence: Sequence[int], rng: np.random.Generator
+    kind: str,
+    text: str,
+    right: str,
+    wrong: Sequence[str],
+    evidence: Sequence[int],
+    rng: np.random.Generator,
+    said: str | None = None,
 ) -> Question:
+    """A question with its options shuffled. The reply is what is said (by default the right option) and the option's
+    letter."""
     texts = [right, *wrong]
     order = rng.permutation(len(texts))
     answer = int(np.flatnonzero(order == 0)[0])
     options = tuple(texts[k] for k in order)
-    return Question(kind, text, options, answer, f"{right} ({LETTERS[answer]})", tuple(evidence))
+    return Question(kind, text, options, answer, f"{said or right} ({LETTERS[answer]})", tuple(evidence))
 
 
 def _rivals(story: Story, right: str, pool: Sequence[str], rng: np.random.Generator) -> list[str]:
-    """Four wrong options from the pool: those that the video shows first, so that the video must be read in the right place."""
+    """Four wrong options from the pool: those that the video shows first, so that the video must be read in the right
+    place."""
     seen = {w for s in story.scenes for w in (s.place, s.content)}
     candidates = [pool[k] for k in rng.permutation(len(pool)) if pool[k] != right]
     return sorted(candidates, key=lambda c: c not in seen)[:4]
 
 
 def _scene_rivals(story: Story, right: int, asked: int, rng: np.random.Generator) -> list[str]:
-    """Four other scenes, of the video where it has them, with contents that differ from each other (an option is known by its last word)."""
+    """Four other scenes, of the video where it has them, with contents that differ from each other (an option is
+    known by its last word)."""
     used = {story.scenes[right].content}
     rivals: list[str] = []
     pool = [story.scenes[k] for k in rng.permutation(len(story.scenes)) if k not in (right, asked)]
@@ -150,7 +168,7 @@ def ask_current(story: Story, rng: np.random.Generator) -> Question:
     scene = story.scenes[k]
     kind = KIND_OF[scene.content]
     rivals = _rivals(story, scene.content, KINDS[kind], rng)
-    return _choose("TC", _CURRENT[kind].format(scene.place), scene.content, rivals, [k], rng)
+    return _choose("TC", _CURRENT[kind].format(scene.place), scene.content, rivals, [k], rng, str(scene))
 
 
 def ask_next(story: Story, rng: np.random.Generator) -> Question:
@@ -179,7 +197,8 @@ def ask_why(story: Story, rng: np.random.Generator) -> Question:
         return ask_current(story, rng)
     scene = story.scenes[k]
     wrong = [f"to {w}" for w in _rivals(story, scene.content, ACTIONS, rng)]
-    return _choose("CW", f"why did the man go to the {scene.place}", f"to {scene.content}", wrong, [k], rng)
+    text = f"why did the man go to the {scene.place}"
+    return _choose("CW", text, f"to {scene.content}", wrong, [k], rng, str(scene))
 
 
 def ask_how(story: Story, rng: np.random.Generator) -> Question:
@@ -189,7 +208,7 @@ def ask_how(story: Story, rng: np.random.Generator) -> Question:
         return ask_current(story, rng)
     scene = story.scenes[k]
     text = f"how does the man spend his time in the {scene.place}"
-    return _choose("CH", text, scene.content, _rivals(story, scene.content, ACTIONS, rng), [k], rng)
+    return _choose("CH", text, scene.content, _rivals(story, scene.content, ACTIONS, rng), [k], rng, str(scene))
 
 
 def ask_intended_place(story: Story, rng: np.random.Generator) -> Question:
@@ -229,6 +248,7 @@ def ask(mix: Sequence[tuple], story: Story, rng: np.random.Generator) -> Questio
 
 
 def prompt(question: Question, task: str) -> str:
-    """The text that lmms-eval's own task code makes of a question (the training sees exactly what the evaluation asks)."""
+    """The text that lmms-eval's own task code makes of a question (the training sees exactly what the evaluation
+    asks)."""
     lines = [f"{letter}. {option}" for letter, option in zip(LETTERS, question.options, strict=False)]
     return "\n".join([question.text, *lines]) + (EGOSCHEMA_POST_PROMPT if task == "egoschema" else "")

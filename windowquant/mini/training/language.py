@@ -1,7 +1,8 @@
-"""Stages 2 and 3: option letters from text alone, then questions about videos, several per video, each seeing the video and itself only."""
+"""Stages 2 and 3: option letters from text alone, then questions about videos, several per video, each seeing the
+video and itself only."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -19,7 +20,8 @@ DESCRIBE_WEIGHT = 0.35
 
 @dataclass
 class Rows:
-    """Token rows of one batch, all [B, T]: ids, targets of the next token, its weight, and per-position hints (-100 where none)."""
+    """Token rows of one batch, all [B, T]: ids, targets of the next token, its weight, and per-position hints (-100
+    where none)."""
 
     ids: Tensor
     labels: Tensor
@@ -80,7 +82,8 @@ class Language:
         return out.last_hidden_state, out.hidden_states[1]
 
     def segment(self, asked: Asked) -> tuple[list[int], list[int], list[int]]:
-        """One question and its reply -> ids, labels (reply and end only), hints (an option's last token: that option's letter)."""
+        """One question and its reply -> ids, labels (reply and end only), hints (an option's last token: that
+        option's letter)."""
         lines = sc.prompt(asked.question, asked.task).split("\n")
         ids, hints = self.encode(AFTER_VIDEO + lines[0]), []
         hints += [IGNORE] * len(ids)
@@ -95,7 +98,8 @@ class Language:
 
 
 def _mask_and_positions(part: Tensor) -> tuple[Tensor, Tensor]:
-    """Part 0 is common, every other part sees it and itself only -> mask [B, T, T], positions [B, T] that restart after the common part."""
+    """Part 0 is common, every other part sees it and itself only -> mask [B, T, T], positions [B, T] that restart
+    after the common part."""
     at = torch.arange(part.shape[1])
     mask = ((part[:, None, :] == 0) | (part[:, :, None] == part[:, None, :])) & (at[:, None] >= at)
     start = torch.stack([torch.where(part == j, at, part.shape[1]).amin(1) for j in range(1, int(part.max()) + 1)], 1)
@@ -109,11 +113,12 @@ def _pad(rows: Sequence[Sequence[float]], value: float) -> Tensor:
     return torch.tensor([[*row, *[value] * (size - len(row))] for row in rows])
 
 
-# ---- letters ---------------------------------------------------------------------------------------------------------------------
+# ---- letters -----------------------------------------------------------------------------------------------
 
 
 def _practice(language: Language, asked: Asked, rng: np.random.Generator) -> tuple[list[int], ...]:
-    """A question whose five options are all looked up, each look-up seeing the question and itself only -> ids, labels, hints, part."""
+    """A question whose five options are all looked up, each look-up seeing the question and itself only -> ids,
+    labels, hints, part."""
     ids, labels, hints = language.segment(asked)
     cut = next(k for k, label in enumerate(labels) if label != IGNORE)
     ids, labels, hints, part = ids[:cut], labels[:cut], hints[:cut], [0] * cut
@@ -164,7 +169,7 @@ def letter_report(language: Language, n: int = 128) -> dict[str, float]:
     return {"letter": right.float().mean().item(), "letter hint": hint.float().mean().item()}
 
 
-# ---- videos ----------------------------------------------------------------------------------------------------------------------
+# ---- videos ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -176,15 +181,32 @@ class Difficulty:
 
 
 FULL = Difficulty(sc.FRAMES, (8, 14))
+Asker = Callable[[sc.Story, np.random.Generator], sc.Question]
 Picker = Callable[[np.random.Generator, sc.Story, bool], list[Asked]]
 
 
-def training_questions(count: int) -> Picker:
-    """`count` questions of all kinds; half of the time one of them is the description."""
+def _open(question: sc.Question) -> Asked:
+    """The same question without options, answered in words: a third of the tokens, all of the search in the video."""
+    words = question.reply.rsplit(" ", 1)[0]
+    return Asked(replace(question, options=(), answer=-1, reply=words), "nextqa")
+
+
+def training_questions(opened: int, closed: int) -> Picker:
+    """Open and closed questions of all kinds, and the description or (of a video with a main content) what it is
+    about."""
+    askers = (
+        sc.ask_current,
+        sc.ask_current,
+        sc.ask_why,
+        sc.ask_how,
+        sc.ask_next,
+        sc.ask_previous,
+        sc.ask_intended_place,
+    )
 
     def pick(rng: np.random.Generator, story: sc.Story, has_main: bool) -> list[Asked]:
-        askers = [sc.ask_current, sc.ask_why, sc.ask_how, sc.ask_next, sc.ask_next, sc.ask_previous, sc.ask_intended_place]
-        out = [Asked(askers[k](story, rng), "nextqa") for k in rng.permutation(len(askers))[: count - 1]]
+        drawn = [askers[k](story, rng) for k in rng.integers(len(askers), size=opened + closed)]
+        out = [_open(q) for q in drawn[:opened]] + [Asked(q, "nextqa") for q in drawn[opened:]]
         if has_main:
             return [*out, Asked(sc.ask_main(story, rng), "egoschema")]
         return [*out, Asked(sc.describe(story), "describe")]
@@ -204,7 +226,9 @@ class Videos:
         place = np.array([sc.PLACES.index(s.place) for s in story.scenes])[which]
         content = np.array([sc.CONTENTS.index(s.content) for s in story.scenes])[which]
         pick = rng.integers(0, self.bank.shape[2], len(which))
-        return self.bank[torch.from_numpy(place), torch.from_numpy(content), torch.from_numpy(pick)].flatten(0, 1), place
+        return self.bank[torch.from_numpy(place), torch.from_numpy(content), torch.from_numpy(pick)].flatten(
+            0, 1
+        ), place
 
     def batch(
         self, n: int, rng: np.random.Generator, level: Difficulty, pick: Picker, main_share: float = 0.35
@@ -226,9 +250,9 @@ class Videos:
             hints = [IGNORE] * len(language.prefix) + np.repeat(before, PER_FRAME).tolist() + [IGNORE]
             labels, weights, part = [IGNORE] * start, [0.0] * start, [0] * start
             for j, asked in enumerate(pick(rng, story, has_main)):
-                i, l, h = language.segment(asked)
-                ids, labels, hints, part = ids + i, labels + l, hints + h, part + [j + 1] * len(i)
-                weights += [DESCRIBE_WEIGHT if asked.task == "describe" else 1.0] * len(i)
+                more, target, hint = language.segment(asked)
+                ids, labels, hints, part = ids + more, labels + target, hints + hint, part + [j + 1] * len(more)
+                weights += [DESCRIBE_WEIGHT if asked.task == "describe" else 1.0] * len(more)
             rows.append((ids, labels, weights, hints, part))
         return language.pad(rows), torch.stack(visual)
 
@@ -268,11 +292,14 @@ ASKERS = {
 
 @torch.no_grad()
 def video_report(videos: Videos, level: Difficulty, n: int = 32) -> dict[str, float]:
-    """Held-out accuracy per kind of question, teacher-forced: of the reply's words, of its letter, of the description's tokens."""
+    """Held-out accuracy per kind of question, teacher-forced: of the reply's words, of its letter, of the
+    description's tokens."""
     out = {}
     for name, asker in ASKERS.items():
 
-        def pick(rng: np.random.Generator, story: sc.Story, _: bool, asker=asker, name=name) -> list[Asked]:
+        def pick(
+            rng: np.random.Generator, story: sc.Story, _: bool, asker: Asker = asker, name: str = name
+        ) -> list[Asked]:
             return [Asked(asker(story, rng), "egoschema" if name == "main" else "nextqa")]
 
         right, asked = _right(videos, level, pick, n, float(name == "main"))

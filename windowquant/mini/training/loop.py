@@ -1,4 +1,5 @@
-"""One optimisation loop for all stages: AdamW, one-cycle learning rate, a log line now and then, and a state on disk from which it resumes."""
+"""One optimisation loop for all stages: AdamW, one-cycle learning rate, a log line now and then, and a state on disk
+from which it resumes."""
 
 import json
 import math
@@ -72,10 +73,13 @@ def fit(
 ) -> None:
     """Runs the stage in place; a finished or interrupted stage found in the folder is loaded and continued.
 
-    Every step draws from its own generator, seeded by (seed, stage, step), so that a resumed run sees what an unbroken one would have.
+    Every step draws from its own generator, seeded by (seed, stage, step), so that a resumed run sees what an
+    unbroken one would have.
     """
     state, log = folder / f"{stage.name}.safetensors", folder / "log.jsonl"
-    optimizer = torch.optim.AdamW(params.values(), lr=stage.learning_rate, weight_decay=stage.weight_decay, betas=(0.9, 0.98))
+    optimizer = torch.optim.AdamW(
+        params.values(), lr=stage.learning_rate, weight_decay=stage.weight_decay, betas=(0.9, 0.98)
+    )
     done = _load_state(state, params, optimizer) if state.exists() else 0
     start, mean = time.time(), None
     for step in range(done + 1, stage.steps + 1):

@@ -14,7 +14,9 @@ def _recipe(cfg: DictConfig) -> Recipe:
     try:
         recipe = OmegaConf.merge(OmegaConf.structured(Recipe), cfg.recipe)
     except OmegaConfBaseException as error:
-        raise UserError(f"recipe: {str(error).splitlines()[0]}; its fields are {', '.join(Recipe.__annotations__)}.") from error
+        raise UserError(
+            f"recipe: {str(error).splitlines()[0]}; its fields are {', '.join(Recipe.__annotations__)}."
+        ) from error
     result = OmegaConf.to_object(recipe)
     assert isinstance(result, Recipe)
     return result

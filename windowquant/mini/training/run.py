@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch import Tensor
 from transformers import LlavaOnevisionForConditionalGeneration
 
@@ -25,29 +24,31 @@ class Recipe:
     vision_steps: int = 2400
     vision_batch: int = 96
     vision_rate: float = 1e-3
-    letter_steps: int = 700
-    letter_batch: int = 16
-    letter_rate: float = 1e-3
-    short_steps: int = 700
+    tiny_steps: int = 500
+    tiny_rate: float = 1.5e-3
+    short_steps: int = 350
     short_rate: float = 1e-3
-    long_steps: int = 1100
+    long_steps: int = 900
     long_rate: float = 8e-4
-    report_every: int = 100
+    report_every: int = 50
 
 
 @dataclass(frozen=True)
 class Level:
-    """One rung of the curriculum: how long the videos are, how many scenes they have, how many of them make a batch."""
+    """One rung of the curriculum: how long the videos are and of how many scenes, how many make a batch, and the
+    questions asked of each, without and with options."""
 
     frames: int
     scenes: tuple[int, int]
     batch: int
-    questions: int
+    opened: int
+    closed: int
 
 
-SHORT = Level(32, (3, 6), 12, 6)
-LONG = Level(96, (8, 14), 8, 7)
-PRACTICE = 6  # letter look-ups without a video that go on beside every video batch
+TINY = Level(16, (2, 4), 12, 6, 1)
+SHORT = Level(32, (3, 6), 10, 7, 2)
+LONG = Level(96, (8, 14), 8, 8, 3)
+PRACTICE, PRACTICE_WEIGHT = 8, 0.4  # questions without a video whose letters are looked up beside every video batch
 
 
 def train(recipe: Recipe, folder: Path) -> LlavaOnevisionForConditionalGeneration:
@@ -61,8 +62,8 @@ def train(recipe: Recipe, folder: Path) -> LlavaOnevisionForConditionalGeneratio
     banks = {held: frame_bank(vision, pool) for held, pool in pools.items()}
     del pools
     language = lang.Language(model, tokenizer)
-    _letters(recipe, language, folder)
     for name, level, steps, rate in (
+        ("tiny", TINY, recipe.tiny_steps, recipe.tiny_rate),
         ("short", SHORT, recipe.short_steps, recipe.short_rate),
         ("long", LONG, recipe.long_steps, recipe.long_rate),
     ):
@@ -79,28 +80,20 @@ def _vision(recipe: Recipe, vision: Vision, pools: dict[bool, Tensor], folder: P
     fit(stage, vision.parameters(), loss, lambda: accuracy(vision, pools[True]), folder)
 
 
-def _letters(recipe: Recipe, language: lang.Language, folder: Path) -> None:
-    stage = Stage("letters", recipe.letter_steps, recipe.letter_rate, recipe.seed, recipe.report_every)
-    fit(
-        stage,
-        language.parameters(),
-        lambda _, rng: lang.letter_loss(language, recipe.letter_batch, rng),
-        lambda: lang.letter_report(language),
-        folder,
-    )
-
-
 def _videos(
     recipe: Recipe, stage: Stage, level: Level, language: lang.Language, banks: dict[bool, Tensor], folder: Path
 ) -> None:
     videos, held = (lang.Videos(language, banks[h]) for h in (False, True))
-    difficulty, pick = lang.Difficulty(level.frames, level.scenes), lang.training_questions(level.questions)
+    difficulty, pick = lang.Difficulty(level.frames, level.scenes), lang.training_questions(level.opened, level.closed)
 
     def loss(_: float, rng: np.random.Generator) -> Tensor:
         rows, visual = videos.batch(level.batch, rng, difficulty, pick)
-        return lang.video_loss(videos, rows, visual) + 0.3 * lang.letter_loss(language, PRACTICE, rng)
+        return lang.video_loss(videos, rows, visual) + PRACTICE_WEIGHT * lang.letter_loss(language, PRACTICE, rng)
 
-    fit(stage, language.parameters(), loss, lambda: lang.video_report(held, difficulty), folder)
+    def report() -> dict[str, float]:
+        return lang.video_report(held, difficulty) | lang.letter_report(language)
+
+    fit(stage, language.parameters(), loss, report, folder)
 
 
 def export(model: LlavaOnevisionForConditionalGeneration, training: Path, folder: Path) -> None:

@@ -1,4 +1,5 @@
-"""Stage 1: tower, projector and word embeddings together, so that a visual token points at the words for its place and its content."""
+"""Stage 1: tower, projector and word embeddings together, so that a visual token points at the words for its place
+and its content."""
 
 import numpy as np
 import torch
@@ -40,7 +41,8 @@ class Vision:
         return z.permute(0, 2, 3, 1).flatten(1, 2)
 
     def alignment(self, z: Tensor, place: Tensor, content: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Cross-entropy of cosine / 0.07 against the words, asked of every token and of the frame's mean -> loss, predicted places, predicted contents."""
+        """Cross-entropy of cosine / 0.07 against the words, asked of every token and of the frame's mean -> loss,
+        predicted places, predicted contents."""
         words = F.normalize(self.embed(torch.cat([self.place_ids, self.content_ids])), dim=-1).T
         tokens, frame = F.normalize(z, dim=-1) @ words, F.normalize(z.mean(1), dim=-1) @ words
         n = len(self.place_ids)
@@ -80,6 +82,9 @@ def accuracy(vision: Vision, pool: Tensor, n: int = 512) -> dict[str, float]:
 
 @torch.no_grad()
 def frame_bank(vision: Vision, pool: Tensor) -> Tensor:
-    """[places, contents, per, 4, 192]: the frozen tower's and projector's frame tokens, from which training videos are assembled."""
+    """[places, contents, per, 4, 192]: the frozen tower's and projector's frame tokens, from which training videos
+    are assembled."""
     flat = pool.flatten(0, 2)
-    return torch.cat([vision.frame_tokens(vision.features(part)) for part in flat.split(512)]).unflatten(0, pool.shape[:3])
+    return torch.cat([vision.frame_tokens(vision.features(part)) for part in flat.split(512)]).unflatten(
+        0, pool.shape[:3]
+    )

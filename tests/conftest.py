@@ -9,10 +9,12 @@ os.environ.setdefault("WANDB_MODE", "disabled")
 
 import pytest
 import torch
+from datasets import disable_progress_bars
 
 from tests.tiny import save_tiny_llava, write_data
 
 torch.set_num_threads(1)
+disable_progress_bars()
 
 
 @pytest.fixture(scope="session")

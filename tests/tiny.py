@@ -1,6 +1,7 @@
 """A tiny vision-language model of the real transformers class, and data sets in the published schemas."""
 
 import json
+import shutil
 from pathlib import Path
 
 import av
@@ -9,6 +10,8 @@ import torch
 from datasets import Dataset, DatasetDict
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    CLIPVisionConfig,
+    LlamaConfig,
     LlavaOnevisionConfig,
     LlavaOnevisionForConditionalGeneration,
     LlavaOnevisionImageProcessor,
@@ -17,6 +20,8 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2Config,
     SiglipVisionConfig,
+    VideoLlavaConfig,
+    VideoLlavaForConditionalGeneration,
 )
 
 SIDE = 16
@@ -25,7 +30,7 @@ SPECIAL = ["<pad>", "<eos>", "<image>", "<video>"]
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {% for item in message['content'] %}"
     "{% if item['type'] == 'video' %}<video>{% elif item['type'] == 'image' %}<image>"
-    "{% else %}{{ item['text'] }}{% endif %}{% endfor %}\n{% endfor %}"
+    "{% else %}{{ item['text'] }}{% endif %}{% endfor %}{{ '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
 
@@ -93,6 +98,22 @@ def save_tiny_llava(folder: Path) -> Path:
     model = LlavaOnevisionForConditionalGeneration(tiny_config(len(processor.tokenizer)))
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
+    return folder
+
+
+def save_tiny_unknown(folder: Path, like: Path) -> Path:
+    """A model with a video processor, of an architecture that no adapter knows (Video-LLaVA), random weights."""
+    shutil.copytree(like, folder)
+    vision = CLIPVisionConfig(
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        image_size=SIDE,
+        patch_size=PATCH,
+    )
+    text = LlamaConfig(vocab_size=300, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4)
+    VideoLlavaForConditionalGeneration(VideoLlavaConfig(vision_config=vision, text_config=text)).save_pretrained(folder)
     return folder
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from windowquant.errors import UserError
 from windowquant.harness.settings import DataSettings
+from windowquant.mini.data import ensure
 
 DATA_KINDS = ("mini", "hub", "local")
 
@@ -55,15 +56,18 @@ def open_data(settings: DataSettings) -> Data:
     if settings.name == "hub":
         return Data("hub", None)
     if settings.name == "mini":
-        from windowquant.mini.data import ensure
-
-        return Data("mini", Path(ensure(settings.root)))
+        return Data("mini", _generated(settings.root))
     if settings.root is None:
         raise UserError("data=local needs a folder: add data.root=<folder with the benchmarks' videos and datasets/>.")
     root = Path(settings.root).expanduser().resolve()
     if not root.is_dir():
         raise UserError(f"Data folder {root} does not exist: check data.root.")
     return Data("local", root)
+
+
+@lru_cache(maxsize=4)
+def _generated(root: str | None) -> Path:
+    return ensure(root)
 
 
 @lru_cache(maxsize=16)

@@ -21,9 +21,11 @@ def divergence(reference: torch.Tensor, logits: torch.Tensor) -> tuple[float, fl
     Returns:
         (mean over n of KL(FP16 || method) in nats, share of n where both rank the same token first).
     """
-    other = torch.log_softmax(logits.float(), -1).to(reference.device)
-    kl = (reference.exp() * (reference - other)).nan_to_num(0.0).sum(-1)  # 0 * (-inf - x) counts as 0
-    agree = (reference.argmax(-1) == other.argmax(-1)).float()
+    # float64: what 4 bits cost on some models is near float32's rounding
+    own = torch.log_softmax(reference.double(), -1)
+    other = torch.log_softmax(logits.to(reference.device).double(), -1)
+    kl = (own.exp() * (own - other)).nan_to_num(0.0).sum(-1)  # 0 * (-inf - x) counts as 0
+    agree = (own.argmax(-1) == other.argmax(-1)).double()
     return kl.mean().item(), agree.mean().item()
 
 

@@ -11,9 +11,10 @@ from tqdm import tqdm
 from windowquant.errors import UserError
 from windowquant.harness.engine import Answer, Engine
 from windowquant.harness.loading import Loaded, load
+from windowquant.harness.methods import build_method
 from windowquant.harness.settings import ModelSettings, check_protocol, resolve_device
 from windowquant.harness.video import VideoError
-from windowquant.method import Method, get_method
+from windowquant.method import Method
 from windowquant.protocols import Protocol
 
 FAILED = "\x00unreadable video"
@@ -123,5 +124,5 @@ class WindowQuantModel(EvaluatedModel):
             raise UserError(f"batch_size is {batch_size}: requests are measured one at a time, use 1.")
         model = ModelSettings(pretrained, pretrained, frames, revision, dtype, trust_remote_code)
         check_protocol(protocol)
-        chosen = get_method(method, **params)
+        chosen = build_method(method, params)
         super().__init__(load(model, resolve_device(device)), chosen, protocol, max_new_tokens)

@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import hf_hub_download
+from transformers import AutoModelForImageTextToText, AutoProcessor
+from transformers.utils import logging as transformers_logging
 
 from windowquant.errors import UserError
 from windowquant.harness.settings import ModelSettings
@@ -71,8 +74,6 @@ def folder_of(checkpoint: Checkpoint) -> str:
 
 
 def _hub_commit(name: str, revision: str | None) -> str:
-    from huggingface_hub import hf_hub_download
-
     try:
         path = Path(hf_hub_download(name, "config.json", revision=revision))
     except Exception as error:  # the hub client raises a dozen kinds for "not there" and "not reachable"
@@ -107,10 +108,9 @@ def load(settings: ModelSettings, device: torch.device) -> Loaded:
     Raises:
         UserError: no such checkpoint, or one that is not an image-text-to-text model with a video processor.
     """
-    from transformers import AutoModelForImageTextToText, AutoProcessor
-
     checkpoint = find(settings.pretrained, settings.revision)
     where = folder_of(checkpoint)
+    transformers_logging.disable_progress_bar()
     common = {"revision": settings.revision or "main", "trust_remote_code": settings.trust_remote_code}
     try:
         processor = AutoProcessor.from_pretrained(where, **common)

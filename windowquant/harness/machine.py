@@ -3,6 +3,7 @@
 import importlib.metadata as metadata
 import platform
 import subprocess
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ PACKAGES = ("windowquant", "torch", "transformers", "lmms_eval", "datasets", "to
 PROJECT = Path(__file__).resolve().parents[2]
 
 
+@lru_cache(maxsize=1)
 def package_versions() -> dict[str, str]:
     """Installed version of each package that can change a number."""
     found = {}

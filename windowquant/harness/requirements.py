@@ -35,7 +35,7 @@ def check(scale: DictConfig, runs: Sequence[RunSettings], console: Console) -> N
     if absent:
         raise UserError(
             f"The hub has no copy of {', '.join(absent)}: put all data into a folder and add scale.data=local "
-            "'scale.overrides=[data.root=<folder>]', or leave it out with experiment.tasks=[...]."
+            "scale.data_root=<folder>, or leave it out with experiment.tasks=[...]."
         )
     memory = torch.cuda.get_device_properties(0).total_memory / 1e9 if torch.cuda.is_available() else 0.0
     if memory < gigabytes:

@@ -15,11 +15,11 @@ from windowquant.harness.fidelity import Reference, save_reference
 from windowquant.harness.lmms_model import EvaluatedModel, Progress
 from windowquant.harness.loading import Loaded, find, load
 from windowquant.harness.measure import bytes_per_token, fidelity, measure
+from windowquant.harness.methods import build_method
 from windowquant.harness.record import RunRecord
 from windowquant.harness.scores import Scores
 from windowquant.harness.settings import RunSettings
 from windowquant.harness.tracking import check_mode
-from windowquant.method import get_method
 
 REFERENCE = "fp16"
 
@@ -34,7 +34,7 @@ class Cell:
     def __init__(self, settings: RunSettings) -> None:
         self.settings = settings
         self.benchmark = benchmark(settings.task)
-        self.method = get_method(settings.method, **settings.params)
+        self.method = build_method(settings.method, settings.params)
         check_mode(settings.wandb["mode"])
         self.data = open_data(settings.data)
         self.checkpoint = find(settings.model.pretrained, settings.model.revision)

@@ -2,10 +2,9 @@
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, get_args
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, TypeVar, get_args
 
 import torch
 from omegaconf import DictConfig, OmegaConf
@@ -14,6 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from windowquant.errors import UserError
 from windowquant.protocols import Protocol
 
+T = TypeVar("T")
 PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)
 
 
@@ -66,9 +66,6 @@ class RunSettings:
         _check_count("max_new_tokens", self.max_new_tokens)
         _check_count("fidelity_limit", self.fidelity_limit)
         _check_count("model.frames", self.model.frames)
-        for name, value in self.params.items():
-            if isinstance(value, float) and not math.isfinite(value):
-                raise UserError(f"method.{name} is {value}: give a finite number.")
 
     @property
     def torch_device(self) -> torch.device:
@@ -115,21 +112,33 @@ def from_config(cfg: DictConfig) -> RunSettings:
     Raises:
         UserError: a value is missing, of the wrong type or out of range; the sentence names the field.
     """
+    missing = sorted(OmegaConf.missing_keys(cfg))
+    if missing:
+        raise UserError(f"{missing[0]} is not set: add {missing[0]}=<value> to the command.")
     try:
-        plain: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)  # type: ignore[assignment]
+        plain: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
     except OmegaConfBaseException as error:
         raise UserError(f"Configuration: {str(error).splitlines()[0]}.") from error
     method, task = plain["method"], plain["task"]
     return RunSettings(
-        model=ModelSettings(**plain["model"]),
+        model=_settings(ModelSettings, "model", plain["model"]),
         method=method["name"],
         params={name: value for name, value in method.items() if name != "name"},
         task=task["name"],
         max_new_tokens=task["max_new_tokens"],
-        data=DataSettings(**plain["data"]),
+        data=_settings(DataSettings, "data", plain["data"]),
         protocol=plain["protocol"]["name"],
         **{name: plain[name] for name in ("limit", "seed", "fidelity_limit", "device", "force", "output", "wandb")},
     )
+
+
+def _settings(kind: type[T], group: str, values: dict[str, Any]) -> T:
+    """A settings dataclass from a group's values; UserError for one it does not have."""
+    known = [f.name for f in fields(kind)]  # type: ignore[arg-type]
+    unknown = [name for name in values if name not in known]
+    if unknown:
+        raise UserError(f"{group} has no setting '{unknown[0]}': it has {', '.join(known)}.")
+    return kind(**values)
 
 
 def digest(value: Any) -> str:

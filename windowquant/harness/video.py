@@ -76,6 +76,8 @@ class VideoMemory:
         self._bytes = 0
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_processor":  # not set yet: this is a copy being made
+            raise AttributeError(name)
         return getattr(self._processor, name)
 
     def __call__(self, videos: Any, **kwargs: Any) -> Any:

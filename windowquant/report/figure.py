@@ -46,7 +46,7 @@ def _lines(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
 def _draw(axes: Axes, name: str, legend: str, points: Sequence[dict[str, Any]], colour: str) -> None:
     if "alpha" not in points[0]["params"]:
         value = points[0][name]
-        if value:  # FP16's divergence from itself is 0 and has no place on a log axis
+        if value is not None and (value or name != "kl"):  # a log axis has no place for 0
             axes.axhline(value, label=legend, color=colour, linestyle="--", linewidth=1)
         return
     alphas = [point["params"]["alpha"] for point in points]

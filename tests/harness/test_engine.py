@@ -1,0 +1,85 @@
+"""From messages to inputs to text, on the tiny model."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from windowquant.errors import UserError
+from windowquant.harness.engine import Engine
+from windowquant.harness.loading import Loaded, load
+from windowquant.harness.settings import RunSettings
+from windowquant.harness.video import VideoError, sample_frames
+from windowquant.method import get_method
+
+
+@pytest.fixture
+def loaded(make_settings: Callable[..., RunSettings]) -> Loaded:
+    return load(make_settings().model, torch.device("cpu"))
+
+
+@pytest.fixture
+def engine(loaded: Loaded) -> Iterator[Engine]:
+    with get_method("fp16", kv_dtype="model").bind(loaded.model) as bound:
+        yield Engine(loaded, bound, "context")
+
+
+@pytest.fixture
+def video(tiny_data: Path) -> str:
+    return str(tiny_data / "nextqa/NExTVideo/9000000000.mp4")
+
+
+def message(*videos: str, text: str = "why?") -> list[dict]:
+    content = [{"type": "video", "url": video} for video in videos]
+    return [{"role": "user", "content": [*content, {"type": "text", "text": text}]}]
+
+
+def test_the_processor_sees_the_sampled_frames_and_the_chat_template(
+    engine: Engine, loaded: Loaded, video: str
+) -> None:
+    inputs = engine.inputs(message(video))
+    frames = sample_frames(video, 8)
+    expected = loaded.processor.video_processor._processor([frames], return_tensors="pt")["pixel_values_videos"]
+    assert torch.equal(inputs["pixel_values_videos"], expected)
+    text = loaded.processor.tokenizer.decode(inputs["input_ids"][0])
+    assert text == "user: " + "<video>" * 33 + "why?\nassistant: "
+
+
+def test_greedy_tokens_are_those_of_generate(engine: Engine, loaded: Loaded, video: str) -> None:
+    answer = engine.answer(message(video), {"max_new_tokens": 6})
+    inputs = engine.inputs(message(video))
+    generated = loaded.model.generate(**inputs, max_new_tokens=6, do_sample=False)[0, inputs["input_ids"].shape[1] :]
+    assert answer.reply.tokens == generated.tolist()
+
+
+@pytest.mark.parametrize(("own", "given", "length"), [(None, {"max_new_tokens": 3}, 3), (2, {"max_new_tokens": 3}, 2)])
+def test_the_run_overrides_the_tasks_length(loaded: Loaded, video: str, own: int, given: dict, length: int) -> None:
+    with get_method("fp16").bind(loaded.model) as bound:
+        answer = Engine(loaded, bound, "context", own).answer(message(video), given)
+    assert len(answer.reply.tokens) == length
+
+
+def test_text_is_cut_where_the_task_says(engine: Engine, video: str) -> None:
+    whole = engine.answer(message(video), {"max_new_tokens": 6}).text
+    stop = whole[2]
+    assert engine.answer(message(video), {"max_new_tokens": 6, "until": [stop]}).text == whole.split(stop)[0].strip()
+
+
+@pytest.mark.parametrize("kwargs", [{"do_sample": True}, {"num_beams": 4}])
+def test_what_is_not_greedy_is_refused(engine: Engine, video: str, kwargs: dict) -> None:
+    with pytest.raises(UserError, match="only greedy decoding"):
+        engine.answer(message(video), kwargs)
+
+
+def test_one_video_a_request(engine: Engine, video: str) -> None:
+    with pytest.raises(UserError, match="exactly one video; this one has video, video"):
+        engine.answer(message(video, video), {})
+    with pytest.raises(UserError, match="exactly one video; this one has nothing"):
+        engine.answer(message(), {})
+
+
+def test_an_unreadable_video_is_named(engine: Engine, tmp_path: Path) -> None:
+    (tmp_path / "broken.mp4").write_bytes(b"no video")
+    with pytest.raises(VideoError, match=r"broken\.mp4 cannot be decoded"):
+        engine.answer(message(str(tmp_path / "broken.mp4")), {})

@@ -1,9 +1,12 @@
 """What the commands do with their configuration."""
 
+from dataclasses import replace
 from pathlib import Path
 
+from hydra import compose
 from omegaconf import DictConfig
 from rich.console import Console
+from rich.table import Table
 
 from windowquant.errors import UserError
 from windowquant.harness import tracking
@@ -12,6 +15,7 @@ from windowquant.harness.experiment import plan
 from windowquant.harness.record import RunRecord
 from windowquant.harness.requirements import check
 from windowquant.harness.runner import Cell, run
+from windowquant.harness.search_quality import measure_search
 from windowquant.harness.settings import from_config
 from windowquant.harness.sweep import errors_sentence, in_multirun, leave_pointer
 from windowquant.harness.workers import run_cells
@@ -73,3 +77,23 @@ def table_command(cfg: DictConfig) -> None:
     complaint = errors_sentence([record for record, _ in sources])
     if complaint:
         raise UserError(complaint)
+
+
+def search_command(cfg: DictConfig) -> None:
+    """Search quality and cost of a model on its tasks, written to `<output>/<name>.json`."""
+    overrides = [f"model={cfg.model}", f"data={cfg.data}", "wandb.mode=disabled"]
+    settings = [from_config(compose("run", [*overrides, f"task={task}"])) for task in cfg.tasks]
+    settings = [replace(each, limit=cfg.limit, output=cfg.output) for each in settings]
+    path = Path(cfg.output) / f"{cfg.name}.json"
+    result = measure_search(settings, path)
+    table = Table("task", "AUC", "search ms", "prefill ms", title=f"Window search, {result['model']}")
+    for row in result["tasks"]:
+        found = "-" if row["auc"] is None else f"{row['auc']:.3f}"
+        table.add_row(row["task"], found, f"{row['search_ms']:.2f}", f"{row['prefill_ms']:.1f}")
+    console = Console()
+    console.print(table)
+    size = result["search_at_7b_size"]
+    console.print(
+        f"{size['visual_tokens']} visual tokens of {size['channels']} channels: search {size['search_ms']:.1f} ms"
+    )
+    console.print(str(path))

@@ -7,7 +7,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from windowquant.errors import UserError
-from windowquant.mini.training.run import Recipe, export, train
+from windowquant.mini.training.finish import export
+from windowquant.mini.training.run import Recipe, train
 
 
 def _recipe(cfg: DictConfig) -> Recipe:

@@ -1,6 +1,5 @@
 """The stages of one training, in order; each resumes from what the folder holds."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import numpy as np
 from torch import Tensor
 from transformers import LlavaOnevisionForConditionalGeneration
 
-from windowquant.mini.build import build_model, build_processor, build_tokenizer
+from windowquant.mini.build import build_model, build_tokenizer
 from windowquant.mini.render import Drawings
 from windowquant.mini.training import language as lang
 from windowquant.mini.training.loop import Stage, fit
@@ -94,17 +93,3 @@ def _videos(
         return lang.video_report(held, difficulty) | lang.letter_report(language)
 
     fit(stage, language.parameters(), loss, report, folder)
-
-
-def export(model: LlavaOnevisionForConditionalGeneration, training: Path, folder: Path) -> None:
-    """Writes the checkpoint as `from_pretrained` reads it, and the training's log beside it."""
-    partial = folder.with_name(folder.name + ".partial")
-    model.save_pretrained(partial)
-    build_processor(build_tokenizer()).save_pretrained(partial)
-    lines = [json.loads(line) for line in (training / "log.jsonl").read_text().splitlines()]
-    (partial / "training_log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    if folder.exists():
-        for old in folder.iterdir():
-            old.unlink()
-        folder.rmdir()
-    partial.rename(folder)

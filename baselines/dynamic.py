@@ -33,4 +33,4 @@ class Dynamic(Method):
         return _StockBound(self, model, processor)
 
     def bits(self, prompt: Prompt, scores: list[Tensor] | None, sensitivity: Tensor) -> Tensor:
-        return torch.full((len(sensitivity), prompt.windows(self.window_size).shape[1]), 16)
+        return torch.zeros(len(sensitivity), 0)

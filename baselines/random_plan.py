@@ -25,7 +25,8 @@ class RandomPlan(WindowQuant):
 
     def bits(self, prompt: Prompt, scores: list[Tensor] | None, sensitivity: Tensor) -> Tensor:
         plan = super().bits(prompt, scores, sensitivity)
-        generator = torch.Generator().manual_seed((self.seed << 32) + zlib.crc32(prompt.input_ids.numpy().tobytes()))
+        drawn_from = f"{self.seed}:".encode() + prompt.input_ids.numpy().tobytes()
+        generator = torch.Generator().manual_seed(zlib.crc32(drawn_from))
         order = torch.rand(plan.shape[0], max(0, plan.shape[1] - 1), generator=generator).argsort(1)
         plan[:, 1:] = plan[:, 1:].gather(1, order)
         return plan

@@ -127,7 +127,8 @@ class Bound:
         if cache is None or not isinstance(ids, Tensor) or ids.shape[1] == 1:
             return
         prompt, start = cache.request.prompt, cache.get_seq_length()
-        brings_pixels = any(kwargs.get(key) is not None for key in self.adapter.pixel_keys)
+        given = [kwargs.get(key) for key in self.adapter.pixel_keys]
+        brings_pixels = any(value is not None and len(value) > 0 for value in given)
         if (brings_pixels and start >= max(prompt.visual_end, 1)) or not _continues(prompt, start, ids.cpu()):
             raise UserError(
                 "The cache belongs to another prompt than the one it is used with; make a cache for each request with "

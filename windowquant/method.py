@@ -79,7 +79,10 @@ class Method:
         return None
 
     def bits(self, prompt: Prompt, scores: list[Tensor] | None, sensitivity: Tensor) -> Tensor:
-        """The plan: integer [L, W], bits of each layer (L = len(sensitivity)) and window (W = the most of any row)."""
+        """The plan: integer [L, W], bits of each layer (L = len(sensitivity)) and window (W = the most of any row).
+
+        W = 0 cuts no windows at all: everything stays in 16 bit.
+        """
         raise NotImplementedError
 
     def recipe(self) -> Recipe:

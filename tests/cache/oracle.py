@@ -12,7 +12,10 @@ def restored(layer: PackedCacheLayer, order: Tensor) -> tuple[Tensor, Tensor]:
     stored = layer.stored
     assert stored is not None
     out = []
-    for kept, blocks in ((stored.kept.k, [s.k for s in stored.segments]), (stored.kept.v, [s.v for s in stored.segments])):
+    for kept, blocks in (
+        (stored.kept.k, [s.k for s in stored.segments]),
+        (stored.kept.v, [s.v for s in stored.segments]),
+    ):
         tokens = torch.cat([*(dequantize(block).flatten(2, 3) for block in blocks), kept.float()], dim=2)
         by_column = torch.full((*tokens.shape[:2], layer.get_seq_length(), tokens.shape[3]), float("nan"))
         for row in range(tokens.shape[0]):

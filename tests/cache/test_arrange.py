@@ -37,7 +37,9 @@ def test_every_column_is_stored_once_in_the_width_of_its_window(rows: int, lengt
         filled = [c for c in kept if c >= 0]
         assert kept == [-1] * (len(kept) - len(filled)) + sorted(filled)
         assert all(width_of.get(c, 16) == 16 for c in filled)
-    assert got.kept_visual == sum(bool(prompt.visual[r, c]) for r in range(rows) for c in got.kept[r].tolist() if c >= 0)
+    assert got.kept_visual == sum(
+        bool(prompt.visual[r, c]) for r in range(rows) for c in got.kept[r].tolist() if c >= 0
+    )
     assert got.ragged == bool((order < 0).any())
 
 

@@ -42,7 +42,7 @@ def test_plan_cannot_be_changed() -> None:
 
 
 def test_bad_plans_are_refused() -> None:
-    with pytest.raises(UserError, match=r"Layer 1 of the plan asks for \[3, 5\] bits; use one of \[16, 8, 4, 2\]"):
+    with pytest.raises(UserError, match=r"Layer 1 of the plan asks for \[3, 5\] bits; use one of \[16, 8, 4, 2, 1\]"):
         BitPlan(((16, 4), (5, 3)), 32, "x")
     with pytest.raises(UserError, match="Layer 1 of the plan has 1 windows and layer 0 has 2"):
         BitPlan(((16, 4), (4,)), 32, "x")

@@ -19,7 +19,9 @@ def model():
 
 
 def plain_positions(ids: list[int], mask: list[int], visual: bool) -> list[int]:
-    return [i for i, (token, on) in enumerate(zip(ids, mask, strict=True)) if on and (token in (IMAGE, VIDEO)) == visual]
+    return [
+        i for i, (token, on) in enumerate(zip(ids, mask, strict=True)) if on and (token in (IMAGE, VIDEO)) == visual
+    ]
 
 
 def test_positions_of_a_left_padded_batch_equal_a_plain_loop(model) -> None:

@@ -48,10 +48,12 @@ class Arrangement:
 
 
 def arrange(prompt: Prompt, recipe: Recipe, bits: tuple[int, ...], length: int) -> Arrangement:
-    """Group the windows by `bits` [W] and find the columns of everything among the first `length` ones."""
+    """Group the windows by `bits` [W or 0] and find the columns of everything among the first `length` ones."""
     kept = torch.ones(prompt.batch, length, dtype=torch.bool)
     if recipe.drops_visual:
         return _arrangement(prompt, (), kept & ~prompt.visual[:, :length])
+    if not bits:
+        return _arrangement(prompt, (), kept)
     columns = prompt.windows(recipe.window_size)
     groups = grouping(torch.tensor(bits, dtype=torch.int8))
     segments = []

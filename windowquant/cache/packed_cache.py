@@ -72,9 +72,9 @@ class PackedCache(Cache):
         if self.request.recipe.drops_visual:
             return {0: 1.0}
         size = self.request.recipe.window_size
-        held = (self.request.prompt.windows(size)[..., 0] >= 0).sum(0).tolist()  # rows that have window w
         tokens: dict[int, int] = {}
         for row in rows:
+            held = (self.request.prompt.windows(size)[..., 0] >= 0).sum(0).tolist() if row else []  # rows with window w
             for width, count in zip(row or (), held, strict=True):
                 tokens[width] = tokens.get(width, 0) + count * size
         tokens[16] = tokens.get(16, 0) + total * len(rows) - sum(tokens.values())

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from windowquant.errors import UserError
 
-PLAN_BITS = (16, 8, 4, 2)
+PLAN_BITS = (16, 8, 4, 2, 1)
 METADATA_BITS = 32  # a 16-bit scale and a 16-bit offset for each group
 
 
@@ -16,7 +16,7 @@ METADATA_BITS = 32  # a 16-bit scale and a 16-bit offset for each group
 class BitPlan:
     """Bit-widths per layer and window; immutable.
 
-    bits: [L][W], each one of 16 (kept as it is), 8, 4, 2. W may be 0: nothing is quantized.
+    bits: [L][W], each one of 16 (kept as it is), 8, 4, 2, 1. W may be 0: nothing is quantized.
     window_size: tokens a window (S).
     made_by: how the plan came about, for the record (method and its hyper-parameters).
     """

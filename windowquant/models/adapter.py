@@ -19,7 +19,7 @@ class Adapter:
 
     model_type: ClassVar[str]
     placeholder_keys: ClassVar[tuple[str, ...]] = ("image_token_id", "video_token_id")
-    pixel_keys: ClassVar[tuple[str, ...]] = ("pixel_values", "pixel_values_videos")
+    pixel_keys: ClassVar[tuple[str, ...]] = ("pixel_values", "pixel_values_videos", "mm_encoder_outputs")
     pixel_size_keys: ClassVar[tuple[str, ...]] = ("image_sizes", "image_sizes_videos", "batch_num_images")
     text_config_key: ClassVar[str] = "text_config"
 

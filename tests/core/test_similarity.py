@@ -112,8 +112,8 @@ def test_rank_averages_ties() -> None:
 @pytest.mark.parametrize("scaling", ["minmax", "rank"])
 @pytest.mark.parametrize("windows", [1, 3])
 def test_windows_that_do_not_differ_score_one_half(scaling: similarity.Scaling, windows: int) -> None:
-    x = torch.randn(1, 16)
-    scores = window_scores(x.expand(4 * windows, -1), torch.randn(2, 16), 4, "cosine", scaling)
+    visual = torch.eye(16)[:1].expand(4 * windows, -1)
+    scores = window_scores(visual, torch.randn(2, 16), 4, "cosine", scaling)
     assert scores.tolist() == [0.5] * windows
 
 
@@ -129,6 +129,14 @@ def test_tail_tokens_have_no_say() -> None:
     expected = window_scores(visual, text, 8)
     visual[16:] = torch.nan
     assert torch.equal(window_scores(visual, text, 8), expected)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_embeddings_are_left_as_they_are(metric: Metric) -> None:
+    visual, text = torch.randn(16, 8), torch.randn(3, 8, requires_grad=True)
+    before = (visual.clone(), text.detach().clone())
+    assert not window_scores(visual, text, 4, metric).requires_grad
+    assert torch.equal(visual, before[0]) and torch.equal(text, before[1])
 
 
 def test_bad_input_is_named() -> None:

@@ -22,13 +22,9 @@ Metric = Literal["cosine", "pearson", "euclidean"]
 Scaling = Literal["minmax", "none", "rank"]
 
 _TINY = 1e-12
-# Elements converted to float32 at a time: 1 MiB stays in a CPU core's cache, so that the embeddings are read once and
-# never copied whole; a GPU wants large pieces.
+# Elements in the float32 buffer: 1 MiB stays in a CPU core's cache, so that the embeddings are read once and never
+# copied whole; a GPU wants large pieces.
 _CHUNK = {"cpu": 2**18, "cuda": 2**26}
-
-
-def _centred(x: Tensor) -> Tensor:
-    return x - x.mean(-1, keepdim=True)
 
 
 def _text_centroid(text: Tensor, metric: str) -> tuple[Tensor, float]:
@@ -38,17 +34,19 @@ def _text_centroid(text: Tensor, metric: str) -> tuple[Tensor, float]:
         centroid = text.mean(0)
         return centroid, float((text - centroid).square().sum(-1).mean())
     if metric == "pearson":
-        text = _centred(text)
+        text = text - text.mean(-1, keepdim=True)
     return torch.nn.functional.normalize(text, dim=-1, eps=_TINY).mean(0), 0.0
 
 
-def _token_values(x: Tensor, centroid: Tensor, metric: str) -> Tensor:
-    """What each token of `x` [n, C] float32 adds to its window's mean: [n]."""
+def _token_values(tokens: Tensor, centroid: Tensor, metric: str, buffer: Tensor) -> Tensor:
+    """What each of the `tokens` [n, C] adds to its window's mean: float32 [n]. Overwrites `buffer` [n, C], float32."""
     if metric == "euclidean":
-        return (x - centroid).square_().sum(-1)
+        return torch.linalg.vector_norm(torch.sub(tokens, centroid, out=buffer), dim=-1).square_()
     if metric == "pearson":
-        x = _centred(x)
-    return (x @ centroid) / torch.linalg.vector_norm(x, dim=-1).clamp_min_(_TINY)
+        torch.sub(tokens, tokens.mean(-1, keepdim=True, dtype=torch.float32), out=buffer)
+    else:
+        buffer.copy_(tokens)
+    return (buffer @ centroid) / torch.linalg.vector_norm(buffer, dim=-1).clamp_min_(_TINY)
 
 
 def _scale(scores: Tensor, scaling: str) -> Tensor:
@@ -77,6 +75,7 @@ def _check(visual: Tensor, text: Tensor, metric: str, scaling: str) -> None:
         )
 
 
+@torch.no_grad()
 def window_scores(
     visual: Tensor, text: Tensor, window_size: int, metric: Metric = "cosine", scaling: Scaling = "minmax"
 ) -> Tensor:
@@ -92,10 +91,11 @@ def window_scores(
     if count == 0:
         return torch.empty(0, device=visual.device)
     centroid, spread = _text_centroid(text, metric)
-    step = max(1, _CHUNK.get(visual.device.type, _CHUNK["cuda"]) // channels)
     tokens = visual[: count * window_size]
-    values = torch.cat([_token_values(chunk.float(), centroid, metric) for chunk in tokens.split(step)])
-    scores = values.view(count, window_size).mean(1)
+    step = max(1, min(len(tokens), _CHUNK.get(visual.device.type, _CHUNK["cuda"]) // channels))
+    buffer = centroid.new_empty(step, channels)
+    values = [_token_values(chunk, centroid, metric, buffer[: len(chunk)]) for chunk in tokens.split(step)]
+    scores = torch.cat(values).view(count, window_size).mean(1)
     if not bool(torch.isfinite(scores).all()):
         raise UserError(
             "Embeddings hold NaN or infinity, so windows cannot be scored; look at the vision tower's output."

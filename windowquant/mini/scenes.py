@@ -175,7 +175,8 @@ def ask_next(story: Story, rng: np.random.Generator) -> Question:
     """TN: which scene follows a place."""
     k = int(rng.integers(len(story.scenes) - 1))
     text = f"which scene comes after the {story.scenes[k].place}"
-    return _choose("TN", text, str(story.scenes[k + 1]), _scene_rivals(story, k + 1, k, rng), [k, k + 1], rng)
+    said = f"{story.scenes[k]}, {story.scenes[k + 1]}"
+    return _choose("TN", text, str(story.scenes[k + 1]), _scene_rivals(story, k + 1, k, rng), [k, k + 1], rng, said)
 
 
 def ask_previous(story: Story, rng: np.random.Generator) -> Question:
@@ -217,7 +218,8 @@ def ask_intended_place(story: Story, rng: np.random.Generator) -> Question:
     right = story.scenes[k + 1].place
     pool = [p for p in PLACES if p != story.scenes[k].place]
     text = f"where does the man want to go after the {story.scenes[k].place}"
-    return _choose("TN", text, right, _rivals(story, right, pool, rng), [k, k + 1], rng)
+    said = f"{story.scenes[k]}, {right}"
+    return _choose("TN", text, right, _rivals(story, right, pool, rng), [k, k + 1], rng, said)
 
 
 def ask_main(story: Story, rng: np.random.Generator) -> Question:

@@ -25,9 +25,9 @@ class Recipe:
     vision_rate: float = 1e-3
     tiny_steps: int = 500
     tiny_rate: float = 1.5e-3
-    short_steps: int = 350
+    short_steps: int = 300
     short_rate: float = 1e-3
-    long_steps: int = 900
+    long_steps: int = 700
     long_rate: float = 8e-4
     report_every: int = 50
 

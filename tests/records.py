@@ -49,6 +49,7 @@ def make_record(**changes: Any) -> RunRecord:
         "kv_fp16": 1000.0,
         "kv_ratio": 1.0,
         "peak_memory": {"rss": 1 << 30, "cuda": None},
+        "vision_s": _TIMES,
         "prefill_s": _TIMES,
         "question_s": _TIMES,
         "decode_s": _TIMES,

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.tiny import write_video
 from windowquant.errors import UserError
 from windowquant.harness.engine import Engine
 from windowquant.harness.loading import Loaded, load
@@ -38,7 +39,7 @@ def message(*videos: str, text: str = "why?") -> list[dict]:
 def test_the_processor_sees_the_sampled_frames_and_the_chat_template(
     engine: Engine, loaded: Loaded, video: str
 ) -> None:
-    inputs = engine.inputs(message(video))
+    inputs = engine.processed(message(video))
     frames = sample_frames(video, 8)
     expected = loaded.processor.video_processor._processor([frames], return_tensors="pt")["pixel_values_videos"]
     assert torch.equal(inputs["pixel_values_videos"], expected)
@@ -48,9 +49,19 @@ def test_the_processor_sees_the_sampled_frames_and_the_chat_template(
 
 def test_greedy_tokens_are_those_of_generate(engine: Engine, loaded: Loaded, video: str) -> None:
     answer = engine.answer(message(video), {"max_new_tokens": 6})
-    inputs = engine.inputs(message(video))
+    inputs = engine.processed(message(video))
     generated = loaded.model.generate(**inputs, max_new_tokens=6, do_sample=False)[0, inputs["input_ids"].shape[1] :]
     assert answer.reply.tokens == generated.tolist()
+
+
+def test_the_vision_tower_sees_a_video_once(engine: Engine, loaded: Loaded, tmp_path: Path) -> None:
+    seen: list[object] = []
+    hook = loaded.model.model.vision_tower.register_forward_hook(lambda *_: seen.append(1))
+    path = str(write_video(tmp_path / "another.mp4", seed=77))
+    first, second = (engine.answer(message(path, text=text), {"max_new_tokens": 2}) for text in ("why?", "how?"))
+    hook.remove()
+    assert len(seen) == 1
+    assert first.vision_s == second.vision_s > 0
 
 
 @pytest.mark.parametrize(("own", "given", "length"), [(None, {"max_new_tokens": 3}, 3), (2, {"max_new_tokens": 3}, 2)])

@@ -22,6 +22,7 @@ class Collector:
     reference: Reference | None
     limit: int | None = None
     replies: dict[int, Reply] = field(default_factory=dict)
+    vision_s: dict[int, float] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
     divergences: dict[int, tuple[float, float]] = field(default_factory=dict)
     answers: dict[int, tuple[list[int], torch.Tensor]] = field(default_factory=dict)
@@ -31,6 +32,7 @@ class Collector:
             self.errors[doc] = str(answer)
             return
         self.replies[doc] = answer.reply
+        self.vision_s[doc] = answer.vision_s
         if self.limit is None or len(self.divergences) < self.limit:
             self._compare(doc, answer)
 

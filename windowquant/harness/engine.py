@@ -3,21 +3,29 @@
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from windowquant.bound import Bound
 from windowquant.errors import UserError
 from windowquant.harness.loading import Loaded
+from windowquant.harness.video import Identity, identity
 from windowquant.protocols import Protocol, Reply, Session, answer
+from windowquant.timing import timed
 
 DEFAULT_NEW_TOKENS = 32
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One decoded answer, what it cost, and the session in which other answers can be scored."""
+    """One decoded answer, what it cost, and the session in which other answers can be scored.
+
+    `vision_s`: seconds that the vision tower took for this video, whenever that was: its features are remembered.
+    """
 
     text: str
     reply: Reply
     session: Session
+    vision_s: float
 
 
 class Engine:
@@ -42,17 +50,37 @@ class Engine:
         if gen_kwargs.get("do_sample") or (gen_kwargs.get("num_beams") or 1) > 1:
             raise UserError("The task asks for sampling or beam search: only greedy decoding is measured here.")
         limit = self._max_new_tokens or gen_kwargs.get("max_new_tokens") or DEFAULT_NEW_TOKENS
-        inputs = self.inputs(messages)
+        inputs, vision_s = self._inputs(messages)
         reply, session = answer(self._bound, inputs, self._protocol, limit, self._stop_ids())
         text = self._loaded.processor.tokenizer.decode(reply.tokens, skip_special_tokens=True)
-        return Answer(_cut(text, gen_kwargs.get("until") or []), reply, session)
+        return Answer(_cut(text, gen_kwargs.get("until") or []), reply, session, vision_s)
 
-    def inputs(self, messages: list[dict[str, Any]]) -> Any:
-        """The processor's output for one conversation, on the model's device."""
-        videos, turns = _split(messages)
-        processor, model = self._loaded.processor, self._loaded.model
-        prompt = processor.apply_chat_template(turns, add_generation_prompt=True)
-        return processor(text=[prompt], videos=videos, return_tensors="pt").to(model.device, model.dtype)
+    def processed(self, messages: list[dict[str, Any]]) -> Any:
+        """The processor's output for one conversation, on the CPU."""
+        video, turns = _split(messages)
+        prompt = self._loaded.processor.apply_chat_template(turns, add_generation_prompt=True)
+        return self._loaded.processor(text=[prompt], videos=[video], return_tensors="pt")
+
+    def inputs(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
+        """What `answer` takes, on the model's device, with vision features in place of pixels."""
+        return self._inputs(messages)[0]
+
+    def _inputs(self, messages: list[dict[str, Any]]) -> tuple[dict[str, Any], float]:
+        processed, model = self.processed(messages), self._loaded.model
+        features, vision_s = self._features(processed, identity(_split(messages)[0]))
+        pixels = self._bound.adapter.pixel_keys
+        rest = {name: value.to(model.device) for name, value in processed.items() if name not in pixels}
+        return {**rest, "visual_features": features}, vision_s
+
+    def _features(self, processed: Any, video: Identity) -> tuple[Tensor, float]:
+        """The video's visual tokens [M, C], and the seconds that the vision tower took for them."""
+        found = self._loaded.features.get(video)
+        if found is None:
+            model = self._loaded.model
+            whole = processed.to(model.device, model.dtype)
+            found = timed(model.device, lambda: self._bound.visual_features(whole))
+            self._loaded.features.put(video, found, found[0].nbytes)
+        return found
 
     def _stop_ids(self) -> list[int]:
         config, tokenizer = self._loaded.model.generation_config, self._loaded.processor.tokenizer
@@ -60,14 +88,14 @@ class Engine:
         return [i for i in (ids if isinstance(ids, list) else [ids]) if i is not None]
 
 
-def _split(messages: list[dict[str, Any]]) -> tuple[list[str], list[dict[str, Any]]]:
+def _split(messages: list[dict[str, Any]]) -> tuple[str, list[dict[str, Any]]]:
     """The one video's path, and the turns with a bare placeholder in its place."""
     turns = [{"role": m["role"], "content": [_bare(item) for item in m["content"]]} for m in messages]
     media = [item for m in messages for item in m["content"] if item["type"] != "text"]
     if len(media) != 1 or media[0]["type"] != "video":
         kinds = ", ".join(item["type"] for item in media) or "nothing"
         raise UserError(f"A request must come with exactly one video; this one has {kinds}.")
-    return [str(media[0]["url"])], turns
+    return str(media[0]["url"]), turns
 
 
 def _bare(item: dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,11 @@ from transformers.utils import logging as transformers_logging
 
 from windowquant.errors import UserError
 from windowquant.harness.settings import ModelSettings
-from windowquant.harness.video import VideoMemory
+from windowquant.harness.video import Memory, VideoMemory
 
 CHECKPOINTS = Path(__file__).resolve().parents[1] / "mini" / "checkpoints"
 _WHOLE_FILE = 64 << 20
+_FEATURE_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -34,11 +35,15 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model in evaluation mode on its device, its processor (which takes video paths), and what identifies them."""
+    """A model in evaluation mode on its device, its processor (which takes video paths), and what identifies them.
+
+    `features` remembers what the vision tower made of each video.
+    """
 
     model: Any
     processor: Any
     checkpoint: Checkpoint
+    features: Memory = field(default_factory=lambda: Memory(_FEATURE_BYTES))
 
 
 def embedded_names() -> list[str]:

@@ -22,7 +22,7 @@ class RunRecord:
     read, and empty ones, as wrong. `ci95` is Wilson's interval for choices, a seeded bootstrap for shares. Documents
     whose video cannot be read are in `errors`, in neither score, and not in `n`. `kl` is the mean over documents of
     the mean over FP16's answer tokens of KL(FP16 || method), `kl_se` its standard error; both and `agreement` (percent)
-    are None where no reference exists.
+    are None where no reference exists. `vision_s` is the vision tower's time for a video, `prefill_s` is without it.
     """
 
     schema: int
@@ -64,6 +64,7 @@ class RunRecord:
     kv_fp16: float
     kv_ratio: float
     peak_memory: dict[str, int | None]
+    vision_s: dict[str, float]
     prefill_s: dict[str, float]
     question_s: dict[str, float]
     decode_s: dict[str, float]

@@ -14,7 +14,7 @@ from windowquant.harness.evaluate import evaluate
 from windowquant.harness.fidelity import Reference, save_reference
 from windowquant.harness.lmms_model import EvaluatedModel, Progress
 from windowquant.harness.loading import Loaded, find, load
-from windowquant.harness.measure import bytes_per_token, fidelity, measure
+from windowquant.harness.measure import bytes_per_token, fidelity, measure, spread
 from windowquant.harness.methods import build_method
 from windowquant.harness.record import RunRecord
 from windowquant.harness.scores import Scores
@@ -93,6 +93,7 @@ def _run(cell: Cell, progress: Progress | None) -> RunRecord:
         errors=[{"doc_id": doc, "reason": reason} for doc, reason in sorted(collector.errors.items())],
         **fidelity(collector.divergences),
         **measure(list(collector.replies.values()), bytes_per_token(loaded.model.config)),
+        vision_s=spread(list(collector.vision_s.values())),
         peak_memory=peak.read(),
         machine=machine.describe(settings.torch_device),
         started=started.isoformat(timespec="seconds"),

@@ -14,6 +14,7 @@ LOGGED = (
     "accuracy", "strict_accuracy", "n", "unparsable", "empty", "kl", "kl_se", "agreement", "avg_bits",
     "kv_bytes", "kv_predicted", "kv_fp16", "kv_ratio", "tokens_per_s", "duration_s",
 )  # fmt: skip
+TIMED = ("vision_s", "prefill_s", "question_s", "decode_s", "search_s", "pack_s")
 
 
 def check_mode(mode: str) -> None:
@@ -26,7 +27,7 @@ def numbers(record: RunRecord) -> dict[str, float]:
     """The record's numbers under the names that W&B shows."""
     values = {name: getattr(record, name) for name in LOGGED}
     values |= {f"bits/{bits}": share for bits, share in record.bits.items()}
-    values |= {f"{part}/median": getattr(record, part)["median"] for part in ("prefill_s", "question_s", "decode_s")}
+    values |= {f"{part}/median": getattr(record, part)["median"] for part in TIMED}
     return {name: value for name, value in values.items() if value is not None}
 
 

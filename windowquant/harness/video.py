@@ -6,7 +6,7 @@ from typing import Any
 
 import av
 import numpy as np
-import torch
+from torch import Tensor
 
 from windowquant.errors import UserError
 
@@ -26,7 +26,7 @@ def sample_frames(path: str | Path, count: int) -> np.ndarray:
     Raises:
         VideoError: the file is missing, unreadable or without a frame.
     """
-    _identity(path)
+    identity(path)
     try:
         stated = _stated_frames(path)
         kept, seen = _decode(path, _positions(stated, count))
@@ -61,19 +61,44 @@ def _decode(path: str | Path, positions: list[int]) -> tuple[dict[int, np.ndarra
     return kept, seen
 
 
+Identity = tuple[str, int, int]
+
+
+class Memory:
+    """Values by video, within `max_bytes`: the least recently used is forgotten first."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._kept: OrderedDict[Identity, tuple[Any, int]] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, key: Identity) -> Any:
+        """The value, None if it was never put or is forgotten."""
+        if key not in self._kept:
+            return None
+        self._kept.move_to_end(key)
+        return self._kept[key][0]
+
+    def put(self, key: Identity, value: Any, size: int) -> None:
+        """Remember a value of `size` bytes; one larger than `max_bytes` is not kept."""
+        self._kept[key] = value, size
+        self._bytes += size
+        while self._bytes > self._max_bytes:
+            _, (_, freed) = self._kept.popitem(last=False)
+            self._bytes -= freed
+
+
 class VideoMemory:
     """Stands in for a processor's `video_processor`: takes paths, decodes, and remembers the result per video.
 
-    Several questions share one video, and several methods the same questions; decoding and resizing happen once while
-    the video stays within `max_bytes` (least recently used goes first). Everything else is the wrapped object's.
+    Several questions share one video, and several methods the same questions: decoding and resizing happen once while
+    the video is remembered. Everything else is the wrapped object's.
     """
 
     def __init__(self, video_processor: Any, frames: int, max_bytes: int = 3 << 28) -> None:
         self._processor = video_processor
         self._frames = frames
-        self._max_bytes = max_bytes
-        self._kept: OrderedDict[tuple[str, int, int], Any] = OrderedDict()
-        self._bytes = 0
+        self._memory = Memory(max_bytes)
 
     def __getattr__(self, name: str) -> Any:
         if name == "_processor":  # not set yet: this is a copy being made
@@ -81,30 +106,23 @@ class VideoMemory:
         return getattr(self._processor, name)
 
     def __call__(self, videos: Any, **kwargs: Any) -> Any:
-        """One video path in a list -> the wrapped processor's features of its frames."""
+        """One video path in a list -> the wrapped processor's output for its frames."""
         (path,) = videos
-        key = _identity(path)
-        if key not in self._kept:
-            features = self._processor([sample_frames(path, self._frames)], **{**kwargs, "do_sample_frames": False})
-            self._remember(key, features)
-            return features
-        self._kept.move_to_end(key)
-        return self._kept[key]
-
-    def _remember(self, key: tuple[str, int, int], features: Any) -> None:
-        self._kept[key] = features
-        self._bytes += _nbytes(features)
-        while self._bytes > self._max_bytes and self._kept:
-            _, oldest = self._kept.popitem(last=False)
-            self._bytes -= _nbytes(oldest)
+        key = identity(path)
+        found = self._memory.get(key)
+        if found is None:
+            found = self._processor([sample_frames(path, self._frames)], **{**kwargs, "do_sample_frames": False})
+            self._memory.put(key, found, sum(v.nbytes for v in found.values() if isinstance(v, Tensor | np.ndarray)))
+        return found
 
 
-def _identity(path: str | Path) -> tuple[str, int, int]:
+def identity(path: str | Path) -> Identity:
+    """What tells one state of a video file from another: path, time of change (ns), size (bytes).
+
+    Raises:
+        VideoError: the file is missing.
+    """
     if not Path(path).is_file():
         raise VideoError(f"Video {path} does not exist: check the data folder.")
     stat = Path(path).stat()
     return str(path), stat.st_mtime_ns, stat.st_size
-
-
-def _nbytes(features: Any) -> int:
-    return sum(v.nbytes for v in features.values() if isinstance(v, torch.Tensor | np.ndarray))

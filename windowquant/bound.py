@@ -29,8 +29,10 @@ _bound_models: "WeakSet[PreTrainedModel]" = WeakSet()
 class Bound:
     """A method at work on a model, between `with method.bind(model, processor) as bound:` and the end of that block.
 
-    Inside, caches made by `new_cache` can be given to `model.generate` or to the model's `forward`; other caches and
-    calls without a cache go on as before. Afterwards the model is as it was.
+    Inside, caches made by `new_cache` can be given to `model.generate` or to the model's `forward`, under the name
+    `cache_keyword`; other caches and calls without a cache go on as before. Greedy decoding, sampling, beam search,
+    several sequences a prompt and batches with left padding work; assisted decoding was never tried. The language
+    model's attention is SDPA here, whatever the model was loaded with. Afterwards the model is as it was.
     """
 
     def __init__(self, method: "Method", model: PreTrainedModel, processor: object = None) -> None:

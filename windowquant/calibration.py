@@ -54,7 +54,9 @@ class Calibration:
             fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
             return cls(**fields)
         except FileNotFoundError:
-            raise UserError(f"There is no calibration file {path}; make one with scripts/calibrate.py.") from None
+            raise UserError(
+                f"There is no calibration file {path}; make one with windowquant.calibration.calibrate_sensitivity."
+            ) from None
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise UserError(f"{path} is not a calibration file ({error}); make it again.") from None
 

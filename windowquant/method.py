@@ -28,6 +28,8 @@ class Method:
         with WindowQuant(alpha=2.0).bind(model, processor) as wq:
             out = model.generate(**inputs, cache=wq.new_cache(inputs), max_new_tokens=32)
 
+    Older versions of transformers call the argument `past_key_values`; `wq.cache_keyword` is the name the model takes.
+
     A subclass with a `name` of its own is found by `get_method`; one in `baselines/` needs no other registration.
 
     window_size: visual tokens a window (S). granularity, zero_point: see `windowquant.core.quantizer`.

@@ -69,8 +69,8 @@ def answer(
     """Answer one request greedily; the tokens are those of `generate` with the same cache.
 
     inputs: processor outputs of one request (batch 1, no padding), on the model's device; with `visual_features` from
-    `Bound.visual_features` in place of the pixels the vision tower is not run (nor timed). stop_ids: tokens that end the
-    answer, by default the generation config's end-of-sequence ids. The session can then score other answers.
+    `Bound.visual_features` in place of the pixels the vision tower is not run (nor timed). stop_ids: tokens that end
+    the answer, by default the generation config's end-of-sequence ids. The session can then score other answers.
     Raises UserError for a batch, padding, an unknown protocol, or max_new_tokens below 1.
     """
     if max_new_tokens < 1:

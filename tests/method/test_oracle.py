@@ -1,7 +1,7 @@
 """Attention over packed layers, end to end, against the stock model fed with the values that the codes stand for.
 
-The oracle never touches our attention: it runs transformers' own model and cache, after putting dequantized K and V into
-that cache column by column, and compares logits of the tokens that follow.
+The oracle never touches our attention: it runs transformers' own model and cache, after putting dequantized K and V
+into that cache column by column, and compares logits of the tokens that follow.
 """
 
 import warnings

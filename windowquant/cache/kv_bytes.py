@@ -11,9 +11,9 @@ class KVBytes:
     """Bytes of K and V over all layers and rows; `total` equals the bytes of the storages that the cache holds.
 
     codes: packed INT8/4/2/1 codes. scale_zero: their 16-bit scales and offsets. fp16_windows: visual tokens kept in
-    16 bit, those outside whole windows included. tail: text tokens, of the prompt and generated. slack: room allocated
-    for tokens to come, and empty slots of shorter rows. index: which column each stored token came from, held only
-    where an attention mask needs it (padded batches).
+    16 bit, those outside whole windows included. tail: text tokens, of the prompt and generated, and everything while
+    the prefill is not complete. slack: room allocated for tokens to come, and empty slots of shorter rows. index: which
+    column each stored token came from, held only where an attention mask needs it (padded batches).
     """
 
     codes: int = 0

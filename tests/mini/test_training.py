@@ -92,7 +92,7 @@ def test_mask_and_positions_follow_the_parts():
                 assert position[b, q] == common + q - first
 
 
-def test_batches_hint_at_the_place_before_each_cut(language, model):
+def test_batches_hint_at_the_place_of_the_scene_before(language, model):
     bank = torch.randn(len(sc.PLACES), len(sc.CONTENTS), 2, PER_FRAME, 192)
     videos = lang.Videos(language, bank)
     level = lang.Difficulty(24, (3, 4))
@@ -103,17 +103,16 @@ def test_batches_hint_at_the_place_before_each_cut(language, model):
     story = sc.sample_story(rng, level.scenes, level.frames)
     start, expected = len(language.prefix), [lang.IGNORE] * (24 * PER_FRAME)
     frame = 0
-    for before, length in zip(story.scenes, story.lengths, strict=True):
+    for before, length, following in zip(story.scenes, story.lengths, story.lengths[1:], strict=False):
         frame += length
-        if frame < 24:
-            place = language.place_ids[sc.PLACES.index(before.place)]
-            expected[frame * PER_FRAME : (frame + 1) * PER_FRAME] = [int(place)] * PER_FRAME
+        place = language.place_ids[sc.PLACES.index(before.place)]
+        expected[frame * PER_FRAME : (frame + following) * PER_FRAME] = [int(place)] * PER_FRAME * following
     assert rows.hints[0, start : start + 24 * PER_FRAME].tolist() == expected
 
 
 def test_open_questions_are_answered_in_words():
     rng = np.random.default_rng(2)
-    question = sc.ask_previous(sc.sample_story(rng), rng)
+    question = sc.ask_main(sc.sample_story(rng, main="run"), rng)
     asked = lang._open(question)
     assert asked.question == replace(question, options=(), answer=-1, reply=question.options[question.answer])
 

@@ -183,7 +183,8 @@ def ask_previous(story: Story, rng: np.random.Generator) -> Question:
     """TP: which scene comes before a place."""
     k = int(rng.integers(1, len(story.scenes)))
     text = f"which scene comes before the {story.scenes[k].place}"
-    return _choose("TP", text, str(story.scenes[k - 1]), _scene_rivals(story, k - 1, k, rng), [k - 1, k], rng)
+    said = f"{story.scenes[k]} after {story.scenes[k - 1]}"
+    return _choose("TP", text, str(story.scenes[k - 1]), _scene_rivals(story, k - 1, k, rng), [k - 1, k], rng, said)
 
 
 def _an_action(story: Story, rng: np.random.Generator) -> int | None:

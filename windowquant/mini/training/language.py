@@ -15,7 +15,7 @@ from windowquant.mini.build import PER_FRAME
 
 IGNORE = -100
 BEFORE_VIDEO, AFTER_VIDEO, TURN = "<|im_start|>user ", "\n", "<|im_end|><|im_start|>assistant\n"
-DESCRIBE_WEIGHT = 0.35
+DESCRIBE_WEIGHT = 0.7
 
 
 @dataclass
@@ -43,11 +43,12 @@ class Language:
         self.model, self.lm, self.tokenizer = model, model.model.language_model, tokenizer
         width = model.config.text_config.hidden_size
         torch.manual_seed(0)
-        # temporary read-outs of the first layer's output; they are thrown away with the training
+        # temporary read-outs, thrown away with the training: of the first layer (an option: which letter?) and of the
+        # second (a visual token: which scene came before?)
         self.readouts = nn.ModuleDict({name: nn.Linear(width, width) for name in ("letter", "before")})
         self.place_ids = torch.tensor([tokenizer.convert_tokens_to_ids(f"Ġ{w}") for w in sc.PLACES])
         self.letter_ids = {letter: tokenizer.convert_tokens_to_ids(f"Ġ({letter})") for letter in sc.LETTERS}
-        self.end = tokenizer.eos_token_id
+        self.end, self.comma = tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids(",")
         self.prefix = self.encode(BEFORE_VIDEO)
 
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -70,8 +71,8 @@ class Language:
         fill = (self.tokenizer.pad_token_id, IGNORE, 0.0, IGNORE, -1)
         return Rows(*(_pad([row[k] for row in rows], value) for k, value in enumerate(fill)))
 
-    def hidden(self, rows: Rows, embeddings: Tensor, shift: Tensor | int = 0) -> tuple[Tensor, Tensor]:
-        """-> last hidden state, first layer's output; [B, T, 192] each."""
+    def hidden(self, rows: Rows, embeddings: Tensor, shift: Tensor | int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        """-> last hidden state, first layer's output, second layer's output; [B, T, 192] each."""
         mask, position = _mask_and_positions(rows.part)
         out = self.lm(
             inputs_embeds=embeddings,
@@ -79,7 +80,7 @@ class Language:
             position_ids=position + shift,
             output_hidden_states=True,
         )
-        return out.last_hidden_state, out.hidden_states[1]
+        return out.last_hidden_state, *out.hidden_states[1:3]
 
     def segment(self, asked: Asked) -> tuple[list[int], list[int], list[int]]:
         """One question and its reply -> ids, labels (reply and end only), hints (an option's last token: that
@@ -146,14 +147,14 @@ def letter_rows(language: Language, n: int, rng: np.random.Generator) -> Rows:
     return language.pad(rows)
 
 
-def _letter_hidden(language: Language, rows: Rows) -> tuple[Tensor, Tensor]:
+def _letter_hidden(language: Language, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
     # real prompts hold a video between the turn's start and the question: let the positions vary as they do there
     return language.hidden(rows, language.lm.embed_tokens(rows.ids), torch.randint(0, 600, (len(rows.ids), 1)))
 
 
 def letter_loss(language: Language, n: int, rng: np.random.Generator, hint_weight: float = 0.3) -> Tensor:
     rows = letter_rows(language, n, rng)
-    deep, early = _letter_hidden(language, rows)
+    deep, early, _ = _letter_hidden(language, rows)
     target, hinted = rows.labels[:, 1:], rows.hints >= 0
     loss = F.cross_entropy(language.logits(deep[:, :-1][target >= 0]), target[target >= 0])
     return loss + hint_weight * F.cross_entropy(language.hint_logits(early[hinted], "letter"), rows.hints[hinted])
@@ -162,7 +163,7 @@ def letter_loss(language: Language, n: int, rng: np.random.Generator, hint_weigh
 @torch.no_grad()
 def letter_report(language: Language, n: int = 128) -> dict[str, float]:
     rows = letter_rows(language, n, np.random.default_rng(3))
-    deep, early = _letter_hidden(language, rows)
+    deep, early, _ = _letter_hidden(language, rows)
     target, hinted = rows.labels[:, 1:], rows.hints >= 0
     right = language.logits(deep[:, :-1][target >= 0]).argmax(-1) == target[target >= 0]
     hint = language.hint_logits(early[hinted], "letter").argmax(-1) == rows.hints[hinted]
@@ -208,7 +209,7 @@ def training_questions(opened: int, closed: int) -> Picker:
         drawn = [askers[k](story, rng) for k in rng.integers(len(askers), size=opened + closed)]
         out = [_open(q) for q in drawn[:opened]] + [Asked(q, "nextqa") for q in drawn[opened:]]
         if has_main:
-            return [*out, Asked(sc.ask_main(story, rng), "egoschema")]
+            out.append(Asked(sc.ask_main(story, rng), "egoschema"))
         return [*out, Asked(sc.describe(story), "describe")]
 
     return pick
@@ -230,6 +231,12 @@ class Videos:
             0, 1
         ), place
 
+    def _places_before(self, place: np.ndarray) -> np.ndarray:
+        """[frames] place index -> [frames] word id of the place of the scene before, -100 in the first scene."""
+        frames = np.arange(len(place))
+        starts = np.maximum.accumulate(np.where(np.diff(place, prepend=place[0]) != 0, frames, 0))
+        return np.where(starts > 0, self.language.place_ids.numpy()[place[starts - 1]], IGNORE)
+
     def batch(
         self, n: int, rng: np.random.Generator, level: Difficulty, pick: Picker, main_share: float = 0.35
     ) -> tuple[Rows, Tensor]:
@@ -242,9 +249,7 @@ class Videos:
             tokens, place = self._tokens(story, rng)
             visual.append(tokens)
             slots = len(tokens) + 1
-            before = np.full(level.frames, IGNORE)
-            cut = np.flatnonzero(np.diff(place)) + 1
-            before[cut] = language.place_ids.numpy()[place[cut - 1]]
+            before = self._places_before(place)
             start = len(language.prefix) + slots
             ids = [*language.prefix, *[language.model.config.video_token_id] * slots]
             hints = [IGNORE] * len(language.prefix) + np.repeat(before, PER_FRAME).tolist() + [IGNORE]
@@ -256,8 +261,8 @@ class Videos:
             rows.append((ids, labels, weights, hints, part))
         return language.pad(rows), torch.stack(visual)
 
-    def hidden(self, rows: Rows, visual: Tensor) -> tuple[Tensor, Tensor]:
-        """-> last hidden state, first layer's output; [B, T, 192] each."""
+    def hidden(self, rows: Rows, visual: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """As `Language.hidden`, with the visual tokens [B, frames*4, 192] in their slots."""
         language, e = self.language, self.language.lm.embed_tokens(rows.ids)
         first, newline = len(language.prefix), language.model.model.image_newline
         after = first + visual.shape[1] + 1
@@ -265,19 +270,28 @@ class Videos:
         return language.hidden(rows, e)
 
 
-def video_loss(videos: Videos, rows: Rows, visual: Tensor, hint_weight: float = 0.2) -> Tensor:
+def video_loss(videos: Videos, rows: Rows, visual: Tensor, hint_weight: float = 0.3) -> Tensor:
     language = videos.language
-    deep, early = videos.hidden(rows, visual)
+    deep, early, middle = videos.hidden(rows, visual)
     target, weight = rows.labels[:, 1:], rows.weights[:, 1:]
     asked = target >= 0
     each = F.cross_entropy(language.logits(deep[:, :-1][asked]), target[asked], reduction="none")
     loss = (each * weight[asked]).sum() / weight[asked].sum()
-    for readout, where in (("before", rows.part == 0), ("letter", rows.part > 0)):
-        hinted = where & (rows.hints >= 0)
+    letters = torch.where(rows.part > 0, rows.hints, IGNORE)
+    for readout, layer, hints in (("before", middle, links(language, rows)), ("letter", early, letters)):
+        hinted = hints >= 0
         if hinted.any():
-            hint = F.cross_entropy(language.hint_logits(early[hinted], readout), rows.hints[hinted])
+            hint = F.cross_entropy(language.hint_logits(layer[hinted], readout), hints[hinted])
             loss = loss + hint_weight * hint
     return loss
+
+
+def links(language: Language, rows: Rows) -> Tensor:
+    """[B, T] the place that a position comes after, -100 where none: of a visual token, the place of the scene before;
+    of a comma in a reply, the place just listed ("desert wave, ..."). Both are asked of one read-out, so that what
+    follows in the list and what follows in the video are written alike."""
+    listed = (rows.ids == language.comma) & (rows.labels >= 0)
+    return torch.where(rows.part == 0, rows.hints, torch.where(listed, rows.ids.roll(2, 1), IGNORE))
 
 
 ASKERS = {
@@ -308,13 +322,24 @@ def video_report(videos: Videos, level: Difficulty, n: int = 32) -> dict[str, fl
         words = asked & (last < last[:, -1:] - 1)
         out[name] = (right | ~words).all(1).float().mean().item()
         out[f"{name} letter"] = (right & letter & asked).any(1).float().mean().item()
-    right, asked = _right(videos, level, lambda rng, story, _: [Asked(sc.describe(story), "describe")], n, 0.0)
+    right, asked = _right(videos, level, _describe, n, 0.0)
     out["describe"] = right[asked].float().mean().item()
-    return out
+    return out | {"before hint": _before_hint(videos, level, n)}
+
+
+def _describe(rng: np.random.Generator, story: sc.Story, _: bool) -> list[Asked]:
+    return [Asked(sc.describe(story), "describe")]
+
+
+def _before_hint(videos: Videos, level: Difficulty, n: int) -> float:
+    rows, visual = videos.batch(n, np.random.default_rng(6), level, _describe, 0.0)
+    hinted = (rows.part == 0) & (rows.hints >= 0)
+    logits = videos.language.hint_logits(videos.hidden(rows, visual)[2][hinted], "before")
+    return (logits.argmax(-1) == rows.hints[hinted]).float().mean().item()
 
 
 def _right(videos: Videos, level: Difficulty, pick: Picker, n: int, main_share: float) -> tuple[Tensor, Tensor]:
     rows, visual = videos.batch(n, np.random.default_rng(5), level, pick, main_share)
-    deep, _ = videos.hidden(rows, visual)
+    deep = videos.hidden(rows, visual)[0]
     target = rows.labels[:, 1:]
     return videos.language.logits(deep[:, :-1]).argmax(-1) == target, target >= 0

@@ -27,7 +27,7 @@ class Recipe:
     tiny_rate: float = 1.5e-3
     short_steps: int = 300
     short_rate: float = 1e-3
-    long_steps: int = 700
+    long_steps: int = 500
     long_rate: float = 8e-4
     report_every: int = 50
 
@@ -61,12 +61,13 @@ def train(recipe: Recipe, folder: Path) -> LlavaOnevisionForConditionalGeneratio
     banks = {held: frame_bank(vision, pool) for held, pool in pools.items()}
     del pools
     language = lang.Language(model, tokenizer)
+    videos, held = (lang.Videos(language, banks[h]) for h in (False, True))
     for name, level, steps, rate in (
         ("tiny", TINY, recipe.tiny_steps, recipe.tiny_rate),
         ("short", SHORT, recipe.short_steps, recipe.short_rate),
         ("long", LONG, recipe.long_steps, recipe.long_rate),
     ):
-        _videos(recipe, Stage(name, steps, rate, recipe.seed, recipe.report_every), level, language, banks, folder)
+        _videos(Stage(name, steps, rate, recipe.seed, recipe.report_every), level, videos, held, folder)
     return model.eval()
 
 
@@ -79,10 +80,8 @@ def _vision(recipe: Recipe, vision: Vision, pools: dict[bool, Tensor], folder: P
     fit(stage, vision.parameters(), loss, lambda: accuracy(vision, pools[True]), folder)
 
 
-def _videos(
-    recipe: Recipe, stage: Stage, level: Level, language: lang.Language, banks: dict[bool, Tensor], folder: Path
-) -> None:
-    videos, held = (lang.Videos(language, banks[h]) for h in (False, True))
+def _videos(stage: Stage, level: Level, videos: lang.Videos, held: lang.Videos, folder: Path) -> None:
+    language = videos.language
     difficulty, pick = lang.Difficulty(level.frames, level.scenes), lang.training_questions(level.opened, level.closed)
 
     def loss(_: float, rng: np.random.Generator) -> Tensor:

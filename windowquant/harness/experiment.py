@@ -15,11 +15,11 @@ from windowquant.harness.settings import from_config as settings_from
 
 @dataclass(frozen=True)
 class Experiment:
-    """One table of the paper. `seeds`: methods that are run several times; `paper`: the paper's own table, or None."""
+    """One table. `seeds`: methods that are run several times; `paper`: the paper's own table, or None."""
 
     name: str
     title: str
-    protocol: str
+    protocols: Sequence[str]
     methods: Sequence[str]
     tasks: Sequence[str]
     seeds: Mapping[str, Sequence[int]]
@@ -44,10 +44,11 @@ def plan(experiment: Experiment, cfg: DictConfig) -> list[RunSettings]:
         name: compose("run", [f"task={name}"]).task for name in experiment.tasks if name not in cfg.scale.skip_tasks
     }
     methods = sorted(experiment.methods, key=lambda name: name != REFERENCE)
-    bases = {name: compose("run", _overrides(experiment, cfg, name)) for name in methods}
+    bases = {(name, p): compose("run", _overrides(cfg, name, p)) for name in methods for p in experiment.protocols}
     return [
-        _cell(bases[method], tasks[task], cfg.scale.limits.get(task), seed)
+        _cell(bases[method, protocol], tasks[task], cfg.scale.limits.get(task), seed)
         for task in tasks
+        for protocol in experiment.protocols
         for method in methods
         for seed in experiment.seeds.get(method, [0])
     ]
@@ -60,14 +61,14 @@ def _cell(base: DictConfig, task: DictConfig, limit: int | None, seed: int) -> R
     return settings_from(cell)
 
 
-def _overrides(experiment: Experiment, cfg: DictConfig, method: str) -> list[str]:
+def _overrides(cfg: DictConfig, method: str, protocol: str) -> list[str]:
     scale = cfg.scale
     located = {"model.pretrained": scale.pretrained, "data.root": scale.data_root}
     return [
         f"model={scale.model}",
         f"data={scale.data}",
         f"method={method}",
-        f"protocol={experiment.protocol}",
+        f"protocol={protocol}",
         f"force={str(bool(cfg.force)).lower()}",
         f"output='{cfg.output}'",
         "wandb.mode=disabled",

@@ -123,13 +123,12 @@ def _blocks(table: Table) -> list[tuple[str, list[dict[str, Any]]]]:
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    settings = ", ".join(f"{k}={row['params'][k]:g}" for k in ("alpha", "window_size") if k in row["params"])
     low, high = row["ci95"]
     runs = f" x{row['runs']}" if row["runs"] > 1 else ""
     spread = f" ± {row['accuracy_sd']:.1f}" if row["accuracy_sd"] is not None else ""
     kl = _number(row["kl"], ".2g") + (f" ± {row['kl_se']:.1g}" if row["kl_se"] else "")
     return [
-        f"{row['method']}{runs}" + (f" ({settings})" if "alpha" in row["params"] else ""),
+        f"{row['method']}{runs}{_settings(row)}",
         f"{row['accuracy']:.1f}{spread}",
         f"{low:.1f} to {high:.1f}",
         f"{row['strict_accuracy']:.1f}",
@@ -140,6 +139,16 @@ def _cells(row: dict[str, Any]) -> list[str]:
         f"{row['kv_ratio']:.2f}",
         _number(row["tokens_per_s"], ".0f"),
     ]
+
+
+def _settings(row: dict[str, Any]) -> str:
+    """The hyper-parameters that tell rows of one method apart."""
+    params = row["params"]
+    if "alpha" in params:
+        return f" (alpha={params['alpha']:g}, window_size={params['window_size']})"
+    if row["method"] == "uniform":
+        return f" ({params['bits_per_code']} bit per {params['granularity'].replace('_', ' and ')})"
+    return ""
 
 
 def _number(value: float | None, form: str) -> str:

@@ -60,7 +60,7 @@ def windowquant_attention(
     key: Tensor | PackedView,
     value: Tensor | PackedView,
     attention_mask: Tensor | None,
-    scaling: float | None = None,
+    scaling: float,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attention of query [B, Hq, t, D] over K and V [B, H, T, D] or a packed layer: ([B, t, Hq, D], None).
@@ -68,8 +68,6 @@ def windowquant_attention(
     attention_mask: bool or additive [B, 1, t, columns] in the order of the prompt's columns, or None where the queries
     are simply the last columns, causal among themselves.
     """
-    if scaling is None:
-        scaling = query.shape[-1] ** -0.5
     if isinstance(key, PackedView):
         return _attend_packed(module, query, key, attention_mask, scaling, **kwargs)
     assert isinstance(value, Tensor)

@@ -83,11 +83,6 @@ class RequestPlanner:
     def _plan(self) -> None:
         self._bits = self._method.bits(self.prompt, self.scores, self._sensitivity).to("cpu", torch.int8)
 
-    @property
-    def online(self) -> bool:
-        """Whether layers wait for their own hidden states."""
-        return self._online
-
     def row(self, layer: int) -> tuple[int, ...] | None:
         """Bits of each window in `layer`, or None while they are not known."""
         if self._bits is None or (self._online and self._cosines[layer][1] == 0):

@@ -3,7 +3,7 @@
 import warnings
 
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windowquant.cache.arrange import arrange
@@ -16,6 +16,7 @@ def random_prompt(rows: int, length: int, random) -> Prompt:
     return Prompt(torch.zeros(rows, length, dtype=torch.int64), torch.ones_like(visual), visual)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 4), st.integers(1, 40), st.integers(1, 5), st.randoms())
 def test_every_column_is_stored_once_in_the_width_of_its_window(rows: int, length: int, size: int, random) -> None:
     prompt = random_prompt(rows, length, random)
@@ -43,6 +44,7 @@ def test_every_column_is_stored_once_in_the_width_of_its_window(rows: int, lengt
     assert got.ragged == bool((order < 0).any())
 
 
+@settings(deadline=None)
 @given(st.integers(1, 4), st.integers(1, 30), st.randoms())
 def test_dropping_keeps_exactly_the_text(rows: int, length: int, random) -> None:
     prompt = random_prompt(rows, length, random)

@@ -1,12 +1,13 @@
 """The growing 16-bit buffers."""
 
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windowquant.cache.growing import GrowingKV
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 40), max_size=12), st.integers(0, 30), st.integers(0, 50))
 def test_appending_equals_concatenating(sizes: list[int], start: int, expected: int) -> None:
     k, v = torch.randn(2, 3, start, 4), torch.randn(2, 3, start, 6)

@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.vlm import IMAGE, VIDEO, batch_inputs, tiny_model, video_ids, words
@@ -74,6 +74,7 @@ def prompt_of(visual: list[list[bool]]) -> Prompt:
     return Prompt(torch.zeros(mask.shape, dtype=torch.int64), torch.ones_like(mask), mask)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 4), st.integers(1, 40), st.integers(1, 9), st.randoms())
 def test_windows_equal_a_plain_loop(rows: int, length: int, size: int, random) -> None:
     visual = [[random.random() < 0.7 for _ in range(length)] for _ in range(rows)]

@@ -27,7 +27,7 @@ class Recipe:
     tiny_rate: float = 1.5e-3
     short_steps: int = 300
     short_rate: float = 1e-3
-    long_steps: int = 400
+    long_steps: int = 280
     long_rate: float = 8e-4
     report_every: int = 50
 

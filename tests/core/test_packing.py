@@ -9,7 +9,7 @@ from windowquant.core.packing import pack, unpack
 from windowquant.errors import UserError
 
 
-@settings(deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     bits=st.sampled_from([8, 4, 2, 1]),
     shape=st.tuples(st.integers(0, 2), st.integers(1, 3), st.integers(1, 5)),

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from windowquant.core.reorder import grouping
 
 
-@settings(deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.sampled_from([16, 8, 4, 2]), max_size=40))
 def test_stable_sort_widest_first(bits: list[int]) -> None:
     result = grouping(torch.tensor(bits, dtype=torch.int8))

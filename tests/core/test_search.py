@@ -12,7 +12,7 @@ from windowquant.core.thresholds import thresholds
 from windowquant.errors import UserError
 
 
-@settings(deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     scores=st.lists(st.floats(-1, 1, width=32), max_size=12),
     sensitivity=st.lists(st.floats(0, 1), min_size=1, max_size=5),
@@ -54,7 +54,7 @@ def _vote(plans: list[list[list[int]]]) -> list[list[int]]:
     return result
 
 
-@settings(deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(data=st.data(), layers=st.integers(1, 3), widths=st.lists(st.integers(1, 6), min_size=1, max_size=5))
 def test_majority_vote(data: st.DataObject, layers: int, widths: list[int]) -> None:
     bits = st.sampled_from([16, 8, 4, 2])

@@ -18,8 +18,11 @@ _WIDE = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 
 @lru_cache
-def _shifts(bits: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.arange(0, 8, bits, dtype=dtype, device=device).unsqueeze(-1)
+def _words(bits: int, row_bytes: int, device: torch.device) -> tuple[torch.dtype, Tensor, int]:
+    """How to unpack rows of `row_bytes` by whole words: their integer type, each plane's shift [p, 1], the mask."""
+    wide = next(dtype for dtype in _WIDE if row_bytes % dtype.itemsize == 0)
+    shifts = torch.arange(0, 8, bits, dtype=wide, device=device).unsqueeze(-1)
+    return wide, shifts, int.from_bytes(bytes([2**bits - 1]) * wide.itemsize, "little")
 
 
 def check_bits(bits: int) -> None:
@@ -42,8 +45,8 @@ def pack(codes: Tensor, bits: int) -> Tensor:
         )
     if bits == 8:
         return codes
-    shifted = codes.unflatten(-1, (planes, codes.shape[-1] // planes)) << _shifts(bits, torch.uint8, codes.device)
-    return shifted.sum(-2, dtype=torch.uint8)
+    shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=codes.device).unsqueeze(-1)
+    return (codes.unflatten(-1, (planes, codes.shape[-1] // planes)) << shifts).sum(-2, dtype=torch.uint8)
 
 
 def unpack(packed: Tensor, bits: int) -> Tensor:
@@ -51,10 +54,9 @@ def unpack(packed: Tensor, bits: int) -> Tensor:
     check_bits(bits)
     if bits == 8:
         return packed
-    # Shift and mask up to eight bytes at once: no bit crosses a byte that the mask does not clear.
-    wide = next(dtype for dtype in _WIDE if packed.shape[-1] % dtype.itemsize == 0)
-    mask = int.from_bytes(bytes([2**bits - 1]) * wide.itemsize, "little")
-    words = packed.view(wide).unsqueeze(-2)
-    planes = torch.empty((*words.shape[:-2], 8 // bits, words.shape[-1]), dtype=wide, device=packed.device)
-    torch.bitwise_right_shift(words, _shifts(bits, wide, packed.device), out=planes).bitwise_and_(mask)
-    return planes.view(torch.uint8).flatten(-2)
+    if packed.numel() == 0:
+        return packed.new_empty(*packed.shape[:-1], packed.shape[-1] * 8 // bits)
+    # Shifting a word moves bits across its bytes; the mask clears all of those.
+    wide, shifts, mask = _words(bits, packed.shape[-1], packed.device)
+    planes = packed.view(wide).unsqueeze(-2) >> shifts
+    return planes.bitwise_and_(mask).view(torch.uint8).flatten(-2)

@@ -20,33 +20,56 @@ _CHUNK = 2**24  # float32 elements of a temporary (64 MiB)
 _MASKED = torch.finfo(torch.float32).min  # not -inf: a query that sees nothing must not become NaN
 
 
-def _groups(group: Tensor, part: slice, shape: tuple[int, ...]) -> Tensor:
-    """Scales or offsets of the windows `part`, float32 and broadcast to [N, w, *shape]."""
+def _runs(blocks: list[QuantizedBlock], rows: int) -> Iterator[list[tuple[QuantizedBlock, slice]]]:
+    """Cut the windows of `blocks`, in order, into runs that fit in `_CHUNK` for `rows` rows a head."""
+    run: list[tuple[QuantizedBlock, slice]] = []
+    room = 0
+    for block in blocks:
+        batch, heads, windows, size, channels = block.shape
+        start = 0
+        while start < windows:
+            if room == 0:
+                if run:
+                    yield run
+                run, room = [], max(1, _CHUNK // (batch * heads * max(rows, size) * channels))
+            stop = min(start + room, windows)
+            run.append((block, slice(start, stop)))
+            room -= stop - start
+            start = stop
+    if run:
+        yield run
+
+
+def _groups(group: Tensor, block: QuantizedBlock, part: slice) -> Tensor:
+    """Scales or offsets of some windows: [B, H, w, S, 1] if each token has its own, else [B, H, w, 1, D]."""
+    batch, heads, _, size, channels = block.shape
+    own = (size, 1) if block.granularity == "token" else (1, channels)
     if group.shape[2] > 1:
         group = group[:, :, part]
-    return group.float().expand(shape[0], shape[1], shape[2], *shape[3:]).flatten(0, 1)
+    return group.expand(batch, heads, part.stop - part.start, *own)
 
 
-def _chunks(block: QuantizedBlock, rows: int) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
-    """Runs of windows: the tokens they hold, their codes [N, w, S, D], scale and offset, all float32.
-
-    Scale and offset are [N, w, S, 1] if each token has its own, else [N, w, 1, D].
-    """
-    batch, heads, windows, size, channels = block.shape
-    step = max(1, _CHUNK // (batch * heads * max(rows, size) * channels))
-    for start in range(0, windows, step):
-        part = slice(start, min(start + step, windows))
-        codes = unpack(block.codes[:, :, part], block.bits).float().flatten(0, 1)
-        groups = (size, 1) if block.granularity == "token" else (1, channels)
-        shape = (batch, heads, part.stop - part.start, *groups)
-        tokens = slice(part.start * size, part.stop * size)
-        yield tokens, codes, _groups(block.scale, part, shape), _groups(block.offset, part, shape)
+def _joined(parts: list[Tensor]) -> Tensor:
+    """Parts [B, H, w, ...] one behind the other, as float32 [N, w, ...]."""
+    return (parts[0] if len(parts) == 1 else torch.cat(parts, 2)).flatten(0, 1).float()
 
 
-def _write_scores(target: Tensor, rows: Tensor, block: QuantizedBlock) -> None:
-    """Write the products of `rows` [N, R, D] with the keys of a block into `target` [N, R, W * S]."""
-    for tokens, codes, scale, offset in _chunks(block, rows.shape[1]):
-        if block.granularity == "token":
+def _chunks(blocks: list[QuantizedBlock], rows: int) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
+    """Runs of windows: the tokens they hold, their codes [N, w, S, D], scale and offset, all float32."""
+    start = 0
+    for run in _runs(blocks, rows):
+        codes = _joined([unpack(block.codes[:, :, part], block.bits) for block, part in run])
+        scale = _joined([_groups(block.scale, block, part) for block, part in run])
+        offset = _joined([_groups(block.offset, block, part) for block, part in run])
+        tokens = slice(start, start + codes.shape[1] * codes.shape[2])
+        start = tokens.stop
+        yield tokens, codes, scale, offset
+
+
+def _write_scores(target: Tensor, rows: Tensor, blocks: list[QuantizedBlock]) -> None:
+    """Write the products of `rows` [N, R, D] with the keys of `blocks` into `target` [N, R, tokens]."""
+    for tokens, codes, scale, offset in _chunks(blocks, rows.shape[1]):
+        if scale.shape[-1] == 1:
             products = torch.bmm(rows, codes.flatten(1, 2).mT) * scale.flatten(1).unsqueeze(1)
             target[..., tokens] = products.addcmul_(rows.sum(-1, keepdim=True), offset.flatten(1).unsqueeze(1))
             continue
@@ -56,11 +79,11 @@ def _write_scores(target: Tensor, rows: Tensor, block: QuantizedBlock) -> None:
         torch.add(products, shift, out=target[..., tokens].unflatten(2, codes.shape[1:3]))
 
 
-def _add_values(out: Tensor, probs: Tensor, block: QuantizedBlock) -> None:
-    """Add the values of a block, weighted by `probs` [N, R, W * S], to `out` [N, R, D]."""
-    for tokens, codes, scale, offset in _chunks(block, probs.shape[1]):
+def _add_values(out: Tensor, probs: Tensor, blocks: list[QuantizedBlock]) -> None:
+    """Add the values of `blocks`, weighted by `probs` [N, R, tokens], to `out` [N, R, D]."""
+    for tokens, codes, scale, offset in _chunks(blocks, probs.shape[1]):
         weights = probs[..., tokens]
-        if block.granularity == "token":
+        if scale.shape[-1] == 1:
             out.baddbmm_(weights * scale.flatten(1).unsqueeze(1), codes.flatten(1, 2))
             out += torch.bmm(weights, offset.flatten(1, 2))
             continue
@@ -109,16 +132,13 @@ def attend(q: Tensor, layer: PackedLayer, mask: Tensor | None, scaling: float) -
     batch, q_heads, queries, channels = q.shape
     kv_heads = batch * layer.fp_k.shape[1]
     rows = (q.float() * scaling).reshape(kv_heads, -1, channels)
-    segments = [segment for segment in layer.segments if segment.windows]
-    sizes = [segment.k.shape[2] * segment.k.shape[3] for segment in segments] + [layer.fp_k.shape[2]]
-    scores = rows.new_empty(kv_heads, rows.shape[1], sum(sizes))
-    *parts, fp_part = scores.split(sizes, dim=-1)
-    for segment, part in zip(segments, parts, strict=True):
-        _write_scores(part, rows, segment.k)
-    torch.bmm(rows, layer.fp_k.float().flatten(0, 1).mT, out=fp_part)
+    segments = layer.segments
+    quantized = sum(segment.k.shape[2] * segment.k.shape[3] for segment in segments)
+    scores = rows.new_empty(kv_heads, rows.shape[1], quantized + layer.fp_k.shape[2])
+    _write_scores(scores[..., :quantized], rows, [segment.k for segment in segments])
+    torch.bmm(rows, layer.fp_k.float().flatten(0, 1).mT, out=scores[..., quantized:])
     _apply_mask(scores.view(batch, q_heads, queries, -1), _stored_mask(mask, layer.order, queries))
-    *parts, fp_part = scores.softmax(-1).split(sizes, dim=-1)
-    out = torch.bmm(fp_part, layer.fp_v.float().flatten(0, 1))
-    for segment, part in zip(segments, parts, strict=True):
-        _add_values(out, part, segment.v)
+    probs = scores.softmax(-1)
+    out = torch.bmm(probs[..., quantized:], layer.fp_v.float().flatten(0, 1))
+    _add_values(out, probs[..., :quantized], [segment.v for segment in segments])
     return out.view(batch, q_heads, queries, -1).to(q.dtype)

@@ -10,11 +10,12 @@ from hydra.core.global_hydra import GlobalHydra
 
 from tests.tiny import write_data
 from windowquant.harness import runner, workers
+from windowquant.harness.calibrate import calibrate_command
 from windowquant.harness.command import command
 from windowquant.harness.main import run_command, table_command
 
 Run = Callable[..., int]
-TASKS = {"run": run_command, "table": table_command}
+TASKS = {"run": run_command, "table": table_command, "calibrate": calibrate_command}
 
 
 @pytest.fixture
@@ -107,7 +108,7 @@ def test_an_unreadable_video_is_recorded_named_and_exit_code_2(
     (record,) = (tmp_path / "results").rglob("uniform_int2-*.json")
     assert [error["doc_id"] for error in json.loads(record.read_text())["errors"]] == [1]
     last = capfd.readouterr().err.strip().splitlines()[-1]
-    assert last.startswith("1 documents are in no score because of their videos: ")
+    assert last.startswith("Not scored, for want of a readable video: 1 of the documents. Video ")
     assert "9000000001.mp4 cannot be decoded" in last
 
 
@@ -151,8 +152,8 @@ def test_a_sweep_ends_in_one_table_and_one_figure_and_resumes(
         return counted(cell, *rest)
 
     monkeypatch.setattr(runner, "_evaluate", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        call("run", "-m", *tiny, *sweep)
+    assert call("run", "-m", *tiny, *sweep) == 130
+    assert "Interrupted: the same command continues where it stopped." in capfd.readouterr().err
     monkeypatch.setattr(
         runner, "_evaluate", lambda cell, *rest: (evaluated.append(cell.fingerprint), real(cell, *rest))[1]
     )
@@ -175,6 +176,7 @@ def test_a_sweep_over_an_unreadable_video_finishes_and_exits_with_2(
     root = write_data(tmp_path / "data")
     (root / "nextqa/NExTVideo/9000000001.mp4").write_bytes(b"no video")
     words = ["method=uniform_int2", "method.window_size=4,8", f"data.root={root}", "sweep_name=broken"]
+    words += ["hydra/launcher=joblib", "hydra.launcher.n_jobs=1"]
     assert call("run", "-m", *tiny, *words) == 2
     table = json.loads((tmp_path / "results/tables/broken.json").read_text())
     assert [row["errors"] for row in table["rows"]] == [1, 1, 1]
@@ -183,6 +185,7 @@ def test_a_sweep_over_an_unreadable_video_finishes_and_exits_with_2(
 
 @pytest.fixture
 def tiny_table(tiny_llava: Path, tiny_data: Path, tmp_path: Path) -> list[str]:
+    sensitivities = tmp_path / "sensitivities.json"
     return [
         "experiment.methods=[uniform_int2,fp16,random_plan,no_video]",
         "experiment.tasks=[nextqa,egoschema]",
@@ -191,18 +194,24 @@ def tiny_table(tiny_llava: Path, tiny_data: Path, tmp_path: Path) -> list[str]:
         "scale.limits={nextqa: 2, egoschema: 2}",
         f"scale.data_root={tiny_data}",
         f"scale.pretrained={tiny_llava}",
-        "scale.overrides=['model.frames=8','method.window_size=8','device=cpu']",
+        f"scale.overrides=['model.frames=8','method.window_size=8','device=cpu','model.calibration={sensitivities}']",
         f"output={tmp_path / 'results'}",
         "wandb.mode=disabled",
     ]
 
 
 def test_a_table_is_planned_run_in_processes_and_resumed(
-    call: Run, tiny_table: list[str], tiny_llava: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str],
+    call: Run,
+    tiny_table: list[str],
+    tiny_llava: Path,
+    tiny_data: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    calibrate(tiny_llava)
+    words = [f"model.pretrained={tiny_llava}", "model.frames=8", "data=local", f"data.root={tiny_data}", "device=cpu"]
+    assert call("calibrate", *words, f"model.calibration={tmp_path / 'sensitivities.json'}") == 0
     assert call("table", *tiny_table, "workers=1") == 0
     first = json.loads((tmp_path / "results/tables/table1.json").read_text())
     keys = [(row["task"], row["method"], row["runs"]) for row in first["rows"]]
@@ -235,19 +244,22 @@ def test_the_paper_scale_says_what_it_needs_and_stops(
     assert written(tmp_path) == []
 
 
-def calibrate(folder: Path) -> None:
-    """Sensitivities beside the checkpoint, as a trained one has them."""
-    import torch
-    from transformers import AutoModelForImageTextToText
-
-    from tests.tiny import tiny_processor
-    from windowquant.calibration import FILE_NAME, calibrate_sensitivity
-    from windowquant.harness.loading import hash_folder
-
-    model = AutoModelForImageTextToText.from_pretrained(folder)
-    processor = tiny_processor()
-    frames = torch.zeros(4, 16, 16, 3, dtype=torch.uint8).numpy()
-    calibrate_sensitivity(model, [processor(text=["<video>why?"], videos=[frames], return_tensors="pt")]).save(
-        folder / FILE_NAME
-    )
-    hash_folder.cache_clear()
+def test_calibration_measures_every_layer_and_names_its_file(
+    call: Run, tiny: list[str], tiny_llava: Path, tiny_data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "deep" / "sensitivities.json"
+    words = [f"model.pretrained={tiny_llava}", "model.frames=8", f"model.calibration={path}", "data=local"]
+    assert call("run", *tiny, "method=windowquant", f"model.calibration={path}") == 2
+    assert str(path) in capfd.readouterr().err
+    assert call("calibrate", *words, f"data.root={tiny_data}", "device=cpu", "samples=0") == 2
+    assert "samples is 0" in capfd.readouterr().err
+    assert call("calibrate", *words, f"data.root={tiny_data}", "device=cpu", "samples=2") == 0
+    assert capfd.readouterr().out.strip() == str(path)
+    found = json.loads(path.read_text())
+    assert found["samples"] == 2
+    assert len(found["values"]) == 2
+    assert all(-1 <= value <= 1 for value in found["values"])
+    assert call("run", *tiny, "method=windowquant", "method.window_size=8", f"model.calibration={path}") == 0
+    (record,) = (tmp_path / "results").rglob("windowquant-*.json")
+    config = json.loads(record.read_text())["config"]
+    assert config["calibration"] == found["values"]

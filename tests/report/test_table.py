@@ -12,12 +12,11 @@ from tests.records import make_record
 from windowquant.errors import UserError
 from windowquant.report.figure import sweep_figure
 from windowquant.report.paper import FOLDER, paper_rows
-from windowquant.report.table import PAPER_BLOCK, Table, build, show, to_csv, to_markdown, write
+from windowquant.report.table import PAPER_BLOCK, Table, _settings, build, show, to_csv, to_markdown, write
 
 
 @pytest.fixture
 def table() -> Table:
-    plan = {"alpha": 2.0, "window_size": 32}
     records = [
         make_record(),
         make_record(method="no_video", accuracy=79.0, kl=3.0),
@@ -137,3 +136,16 @@ def test_the_figure_has_a_panel_for_each_quantity(tmp_path: Path) -> None:
     thirds = [pixels[:, k * pixels.shape[1] // 3 : (k + 1) * pixels.shape[1] // 3, :3] for k in range(3)]
     assert all((third < 0.9).mean() > 0.01 for third in thirds)  # something is drawn in each
     assert [p.name for p in path.parent.iterdir()] == ["sweep.png"]
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "label"),
+    [
+        ("windowquant", {"alpha": 2.0, "window_size": 32}, "windowquant (alpha=2, window_size=32)"),
+        ("uniform", {"bits_per_code": 2, "granularity": "token", "window_size": 32}, "uniform (2 bit per token)"),
+        ("uniform", {"bits_per_code": 1, "granularity": "window_channel"}, "uniform (1 bit per window and channel)"),
+        ("uniform_int2", {"bits_per_code": 2, "granularity": "window_channel"}, "uniform_int2"),
+    ],
+)
+def test_rows_of_one_method_are_told_apart(method, params, label):
+    assert method + _settings({"method": method, "params": params}) == label

@@ -1,14 +1,21 @@
 """Methods from configuration values, with types checked before the method's own code sees them."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from windowquant.calibration import FILE_NAME, Calibration
 from windowquant.errors import UserError
 from windowquant.method import Method, get_method
 
+CALIBRATED = "calibrated"
 
-def build_method(name: str, params: Mapping[str, Any]) -> Method:
+
+def build_method(name: str, params: Mapping[str, Any], calibration: str | None = None) -> Method:
     """The method called `name` with the given hyper-parameters.
+
+    Args:
+        calibration: file of the model's layer sensitivities, for a method that is to use calibrated ones.
 
     Raises:
         UserError: unknown name (the known ones are listed), unknown hyper-parameter, wrong type, or out of range.
@@ -16,7 +23,21 @@ def build_method(name: str, params: Mapping[str, Any]) -> Method:
     defaults = get_method(name)
     for param, value in params.items():
         _check_type(f"method.{param}", value, getattr(defaults, param, None))
+    if calibration is not None and getattr(defaults, "sensitivity", None) == params.get("sensitivity", CALIBRATED):
+        params = {**params, "sensitivity": calibration}
     return get_method(name, **params)
+
+
+def calibration_of(method: Method, checkpoint: str) -> list[float] | None:
+    """The calibrated sensitivities that a method will use on a checkpoint; None for a method that needs none.
+
+    Raises:
+        UserError: the file is missing or is something else (before any weight is loaded).
+    """
+    source = getattr(method, "sensitivity", "online")
+    if not isinstance(source, str) or source == "online":
+        return None
+    return list(Calibration.load(Path(checkpoint) / FILE_NAME if source == CALIBRATED else source).values)
 
 
 def _check_type(field: str, value: Any, default: Any) -> None:

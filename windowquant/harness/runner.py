@@ -13,9 +13,9 @@ from windowquant.harness.data import open_data
 from windowquant.harness.evaluate import evaluate
 from windowquant.harness.fidelity import Reference, save_reference
 from windowquant.harness.lmms_model import EvaluatedModel, Progress
-from windowquant.harness.loading import Loaded, find, load
+from windowquant.harness.loading import Loaded, find, folder_of, load
 from windowquant.harness.measure import bytes_per_token, fidelity, measure, spread
-from windowquant.harness.methods import build_method
+from windowquant.harness.methods import build_method, calibration_of
 from windowquant.harness.record import RunRecord
 from windowquant.harness.scores import Scores
 from windowquant.harness.settings import RunSettings
@@ -34,12 +34,13 @@ class Cell:
     def __init__(self, settings: RunSettings) -> None:
         self.settings = settings
         self.benchmark = benchmark(settings.task)
-        self.method = build_method(settings.method, settings.params)
+        self.method = build_method(settings.method, settings.params, settings.model.calibration)
         check_mode(settings.wandb["mode"])
         self.data = open_data(settings.data)
         self.checkpoint = find(settings.model.pretrained, settings.model.revision)
         self.data_fingerprint = self.data.fingerprint(settings.task)
-        self.config = {**settings.identity(), "params": asdict(self.method)}
+        calibration = calibration_of(self.method, folder_of(self.checkpoint))
+        self.config = {**settings.identity(), "params": asdict(self.method), "calibration": calibration}
         self.fingerprint = record.fingerprint(self.config, self.checkpoint.fingerprint, self.data_fingerprint)
         self.path: Path = record.record_path(settings, self.fingerprint)
 

@@ -22,6 +22,7 @@ class ModelSettings:
     """Which checkpoint, and how it sees a video.
 
     `pretrained` is a local folder, a hub id, or the name of an embedded checkpoint; `frames` are taken per video.
+    `calibration` is the file of its layer sensitivities, None for the one beside the checkpoint.
     """
 
     name: str
@@ -31,6 +32,7 @@ class ModelSettings:
     dtype: str = "auto"
     trust_remote_code: bool = False
     stand_in: bool = False
+    calibration: str | None = None
 
 
 @dataclass(frozen=True)
@@ -62,20 +64,22 @@ class RunSettings:
 
     def __post_init__(self) -> None:
         check_protocol(self.protocol)
-        _check_count("limit", self.limit)
-        _check_count("max_new_tokens", self.max_new_tokens)
-        _check_count("fidelity_limit", self.fidelity_limit)
-        _check_count("model.frames", self.model.frames)
+        check_count("limit", self.limit)
+        check_count("max_new_tokens", self.max_new_tokens)
+        check_count("fidelity_limit", self.fidelity_limit)
+        check_count("model.frames", self.model.frames)
 
     @property
     def torch_device(self) -> torch.device:
         return resolve_device(self.device)
 
     def identity(self) -> dict[str, Any]:
-        """Everything here that decides the numbers: not where results go, nor where the data happens to lie."""
+        """Everything here that decides the numbers: not where results go, nor where model and data happen to lie."""
         kept = asdict(self)
         for name in ("data", "force", "output", "wandb", "device"):
             del kept[name]
+        for name in ("pretrained", "calibration"):
+            del kept["model"][name]
         return {**kept, "params": dict(self.params), "data": self.data.name, "device": self.torch_device.type}
 
     def reference(self) -> "RunSettings":
@@ -101,7 +105,8 @@ def resolve_device(name: str) -> torch.device:
         raise UserError(f"device is '{name}', which torch does not know: use auto, cpu or cuda.") from error
 
 
-def _check_count(name: str, value: Any) -> None:
+def check_count(name: str, value: Any) -> None:
+    """Raise UserError unless `value` is None or a whole number of at least 1."""
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
         raise UserError(f"{name} is {value}: give a whole number of at least 1, or null for no limit.")
 
@@ -121,18 +126,18 @@ def from_config(cfg: DictConfig) -> RunSettings:
         raise UserError(f"Configuration: {str(error).splitlines()[0]}.") from error
     method, task = plain["method"], plain["task"]
     return RunSettings(
-        model=_settings(ModelSettings, "model", plain["model"]),
+        model=group_settings(ModelSettings, "model", plain["model"]),
         method=method["name"],
         params={name: value for name, value in method.items() if name != "name"},
         task=task["name"],
         max_new_tokens=task["max_new_tokens"],
-        data=_settings(DataSettings, "data", plain["data"]),
+        data=group_settings(DataSettings, "data", plain["data"]),
         protocol=plain["protocol"]["name"],
         **{name: plain[name] for name in ("limit", "seed", "fidelity_limit", "device", "force", "output", "wandb")},
     )
 
 
-def _settings(kind: type[T], group: str, values: dict[str, Any]) -> T:
+def group_settings(kind: type[T], group: str, values: dict[str, Any]) -> T:
     """A settings dataclass from a group's values; UserError for one it does not have."""
     known = [f.name for f in fields(kind)]  # type: ignore[arg-type]
     unknown = [name for name in values if name not in known]

@@ -31,6 +31,9 @@ def command(config: str, task: Callable[[DictConfig], object]) -> None:
         _stop(str(error))
     except (HydraException, OmegaConfBaseException) as error:
         _stop(_sentence(error))
+    except KeyboardInterrupt:
+        print("Interrupted: the same command continues where it stopped.", file=sys.stderr)
+        sys.exit(130)
 
 
 def _stop(sentence: str) -> None:

@@ -59,4 +59,4 @@ def errors_sentence(records: list[RunRecord]) -> str | None:
     if not reasons:
         return None
     count = sum(len(record.errors) for record in records)
-    return f"{count} documents are in no score because of their videos: {' '.join(reasons)}"
+    return f"Not scored, for want of a readable video: {count} of the documents. {' '.join(reasons)}"

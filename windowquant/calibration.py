@@ -55,7 +55,7 @@ class Calibration:
             return cls(**fields)
         except FileNotFoundError:
             raise UserError(
-                f"There is no calibration file {path}; make one with windowquant.calibration.calibrate_sensitivity."
+                f"There is no calibration file {path}; make one with scripts/calibrate.py."
             ) from None
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise UserError(f"{path} is not a calibration file ({error}); make it again.") from None

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-_ROOM = 16  # tokens allocated ahead at least; a growing buffer takes an eighth of its length if that is more
+_ROOM = 8  # tokens allocated ahead at least; a growing buffer takes an eighth of its length if that is more
 
 
 class GrowingKV:

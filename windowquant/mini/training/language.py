@@ -15,7 +15,7 @@ from windowquant.mini.build import PER_FRAME
 
 IGNORE = -100
 BEFORE_VIDEO, AFTER_VIDEO, TURN = "<|im_start|>user ", "\n", "<|im_end|><|im_start|>assistant\n"
-DESCRIBE_WEIGHT = 0.7
+DESCRIBE_WEIGHT = 1.0
 
 
 @dataclass

@@ -29,6 +29,8 @@ class Recipe:
     short_rate: float = 1e-3
     long_steps: int = 280
     long_rate: float = 8e-4
+    last_steps: int = 220
+    last_rate: float = 7e-4
     report_every: int = 50
 
 
@@ -47,6 +49,7 @@ class Level:
 TINY = Level(16, (2, 4), 12, 6, 1)
 SHORT = Level(32, (3, 6), 10, 7, 2)
 LONG = Level(96, (8, 14), 8, 8, 3)
+LAST = Level(96, (8, 14), 8, 3, 2)  # mostly descriptions: what is learned last
 PRACTICE, PRACTICE_WEIGHT = 8, 0.4  # questions without a video whose letters are looked up beside every video batch
 
 
@@ -66,6 +69,7 @@ def train(recipe: Recipe, folder: Path) -> LlavaOnevisionForConditionalGeneratio
         ("tiny", TINY, recipe.tiny_steps, recipe.tiny_rate),
         ("short", SHORT, recipe.short_steps, recipe.short_rate),
         ("long", LONG, recipe.long_steps, recipe.long_rate),
+        ("last", LAST, recipe.last_steps, recipe.last_rate),
     ):
         _videos(Stage(name, steps, rate, recipe.seed, recipe.report_every), level, videos, held, folder)
     return model.eval()

@@ -1,4 +1,4 @@
-"""Draw one held-out video as a strip, one frame a scene: python scripts/show_mini.py [results/figures/mini_video.png]."""
+"""Draw one held-out video as a strip, a frame a scene: python scripts/show_mini.py [results/figures/mini_video.png]."""
 
 import sys
 from pathlib import Path

@@ -54,9 +54,7 @@ class Calibration:
             fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
             return cls(**fields)
         except FileNotFoundError:
-            raise UserError(
-                f"There is no calibration file {path}; make one with scripts/calibrate.py."
-            ) from None
+            raise UserError(f"There is no calibration file {path}; make one with scripts/calibrate.py.") from None
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise UserError(f"{path} is not a calibration file ({error}); make it again.") from None
 

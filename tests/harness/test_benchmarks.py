@@ -95,3 +95,36 @@ def test_fingerprints_follow_the_data(tmp_path: Path, tiny_data: Path) -> None:
 
 def test_task_files_are_there() -> None:
     assert [spec.task for spec in BENCHMARKS.values() if not spec.yaml.is_file()] == []
+
+
+def test_downloaded_videos_are_looked_for_where_lmms_eval_puts_them(
+    tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = build_task("nextqa", Data("local", tiny_data)).eval_docs
+    monkeypatch.setenv("HF_HOME", str(tiny_data))
+    check_videos("nextqa", Data("hub", None), rows)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    with pytest.raises(UserError, match=r"Video folder .*nextqa/NExTVideo does not exist"):
+        check_videos("nextqa", Data("hub", None), rows)
+
+
+def test_data_that_cannot_be_downloaded_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(*_: object, **__: object) -> None:
+        raise ConnectionError("no network\nat all")
+
+    monkeypatch.setattr("windowquant.harness.benchmarks.CountedTask", offline)
+    with pytest.raises(
+        UserError, match=r"data of nextqa cannot be loaded \(no network at all\): check network and login"
+    ):
+        build_task("nextqa", Data("hub", None))
+    with pytest.raises(UserError, match="The hub has no copy of intentqa"):
+        build_task("intentqa", Data("hub", None))
+
+
+def test_a_damaged_table_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = write_data(tmp_path)
+    (root / "datasets/nextqa/test/data-00000-of-00001.arrow").write_bytes(b"no table")
+    environment.prepare(root)
+    monkeypatch.setattr("tenacity.nap.time.sleep", lambda _: None)  # lmms-eval tries five times
+    with pytest.raises(UserError, match=r"The data of nextqa cannot be loaded .*check .*datasets/nextqa"):
+        build_task("nextqa", Data("local", root))

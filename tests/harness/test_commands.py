@@ -58,7 +58,7 @@ def written(tmp_path: Path) -> list[Path]:
     ("words", "sentence"),
     [
         (["model=gpt"], "Unknown model 'gpt': the known ones are llava_onevision_0_5b, llava_onevision_7b, mini_"),
-        (["method=fp61"], "Unknown method 'fp61': the known ones are dynamic, fp16, no_video, random_plan, rtn_int2"),
+        (["method=fp61"], "Unknown method 'fp61': the known ones are dynamic, fp16, "),
         (["task=charades"], "Unknown task 'charades': the known ones are describe, egoschema, intentqa, nextqa."),
         (["protocol=guess"], "Unknown protocol 'guess': the known ones are cached, context, paper."),
         (["data=cloud"], "Unknown data 'cloud': the known ones are hub, local, mini."),
@@ -176,7 +176,7 @@ def test_a_sweep_over_an_unreadable_video_finishes_and_exits_with_2(
     root = write_data(tmp_path / "data")
     (root / "nextqa/NExTVideo/9000000001.mp4").write_bytes(b"no video")
     words = ["method=uniform_int2", "method.window_size=4,8", f"data.root={root}", "sweep_name=broken"]
-    words += ["hydra/launcher=joblib", "hydra.launcher.n_jobs=1"]
+    words += ["hydra/launcher=processes", "hydra.launcher.n_jobs=1"]
     assert call("run", "-m", *tiny, *words) == 2
     table = json.loads((tmp_path / "results/tables/broken.json").read_text())
     assert [row["errors"] for row in table["rows"]] == [1, 1, 1]

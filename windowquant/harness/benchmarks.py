@@ -1,5 +1,6 @@
 """The benchmarks as lmms-eval tasks: its own where it has them, pointed at the data source, ours where it has not."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -80,19 +81,26 @@ def build_task(task: str, data: Data) -> CountedTask:
         config |= {"dataset_path": str(table), "dataset_kwargs": {"load_from_disk": True}}
     elif benchmark(task).downloads is None:
         raise UserError(f"The hub has no copy of {task} that lmms-eval can read: use data=local data.root=<folder>.")
-    return CountedTask(config=config, model_name="windowquant")
+    try:
+        return CountedTask(config=config, model_name="windowquant")
+    except Exception as error:  # whatever made lmms-eval give up after its retries
+        attempt = getattr(error, "last_attempt", None)
+        reason = " ".join(str(attempt.exception() if attempt else error).split())
+        raise UserError(
+            f"The data of {task} cannot be loaded ({reason}): check {table or 'network and login'}."
+        ) from error
 
 
 def check_videos(task: str, data: Data, rows: Sequence[dict[str, Any]]) -> None:
     """Every video of `rows` must be there before anything runs.
 
+    Videos that lmms-eval downloads are looked for where it puts them, below `HF_HOME` (`environment.prepare` sets it).
+
     Raises:
         UserError: the folder, or a video, is missing; the sentence names it.
     """
     spec = benchmark(task)
-    if data.root is None:
-        return
-    folder = data.root / spec.videos
+    folder = (data.root or Path(os.environ["HF_HOME"])) / spec.videos
     if not folder.is_dir():
         raise UserError(f"Video folder {folder} does not exist: put the videos there or choose another folder.")
     names = sorted({str(row[spec.column]) for row in rows})

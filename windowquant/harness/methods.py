@@ -37,7 +37,12 @@ def calibration_of(method: Method, checkpoint: str) -> list[float] | None:
     source = getattr(method, "sensitivity", "online")
     if not isinstance(source, str) or source == "online":
         return None
-    return list(Calibration.load(Path(checkpoint) / FILE_NAME if source == CALIBRATED else source).values)
+    path = Path(checkpoint) / FILE_NAME if source == CALIBRATED else Path(source)
+    if not path.is_file():
+        raise UserError(
+            f"Calibration file {path} is missing: write it with scripts/calibrate.py or set method.sensitivity=online."
+        )
+    return list(Calibration.load(path).values)
 
 
 def _check_type(field: str, value: Any, default: Any) -> None:

@@ -47,7 +47,8 @@ class PackedLayer:
 
     fp_k, fp_v: [B, H, T16, D], everything kept in 16 bit, oldest first by the cache's own choice, but with the newest
         tokens at the end: FP16 windows, text tokens, tokens outside whole windows, then the tail of later tokens.
-    segments: quantized windows; may be empty, and a segment may hold no window.
+    segments: quantized windows; may be empty, and a segment may hold no window. All share S, D and the granularity (one
+        of K, one of V).
     order: int64 [B, T], T = sum over segments of W * S, plus T16. order[b, j] is the original position (column of the
         attention mask) of stored token j, or -1 for a slot that holds no token: requests of a batch may differ in their
         number of windows, and the shorter one has such slots. Slots must hold finite values; attention skips them.

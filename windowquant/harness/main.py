@@ -60,7 +60,7 @@ def table_command(cfg: DictConfig) -> None:
     Raises:
         UserError: something it needs is missing (said before anything runs), or a video was unreadable.
     """
-    console = Console()
+    console = table.wide_console()
     experiment = experiment_from(cfg)
     paper = paper_rows(experiment.paper) if experiment.paper else []
     planned = plan(experiment, cfg)

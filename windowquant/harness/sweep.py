@@ -8,10 +8,9 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig
-from rich.console import Console
 
 from windowquant.harness.record import RunRecord, load
-from windowquant.harness.runner import Cell
+from windowquant.harness.runner import REFERENCE, Cell
 from windowquant.harness.settings import RunSettings
 from windowquant.report import figure, table
 
@@ -42,15 +41,22 @@ class SweepReport(Callback):
             return
         output = Path(config.output)
         name = config.sweep_name or "sweep_" + "_".join(sorted({record.task for record, _ in sources}))
-        built = table.build("Sweep", sources)
+        built = table.build("Sweep", sorted(sources, key=_order))
         table.write(built, output / "tables", name)
         figure.sweep_figure(built.title, built.rows, output / "figures" / f"{name}.png")
-        table.show(built, Console())
+        table.show(built, table.wide_console())
         print(f"{output / 'tables' / name}.md, {output / 'figures' / name}.png")
         complaint = errors_sentence([record for record, _ in sources])
         if complaint:
             print(complaint, file=sys.stderr)
             raise SystemExit(2)
+
+
+def _order(source: table.Source) -> tuple[Any, ...]:
+    """FP16 first in its task, then by method and hyper-parameters."""
+    record, _ = source
+    numbers = [value for value in record.params.values() if isinstance(value, int | float)]
+    return record.task, record.method != REFERENCE, record.method, numbers
 
 
 def errors_sentence(records: list[RunRecord]) -> str | None:

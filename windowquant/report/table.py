@@ -14,6 +14,7 @@ from rich.table import Table as RichTable
 from windowquant.harness.files import write_json, write_text
 from windowquant.report.rows import Source, build_rows
 
+WIDTH = 165
 STAND_IN = "stand-in models on generated videos, not the paper's numbers"
 PAPER_BLOCK = "The paper's own rows (7B models on the real benchmarks; copied, not measured here)"
 COLUMNS = (
@@ -101,6 +102,12 @@ def to_markdown(table: Table) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def wide_console() -> Console:
+    """The terminal, or, where the output goes to a file or pipe, a page wide enough for every column."""
+    console = Console()
+    return console if console.is_terminal else Console(width=WIDTH)
+
+
 def show(table: Table, console: Console) -> None:
     """Print the table."""
     console.print(f"[bold]{table.title}[/bold]")
@@ -167,7 +174,7 @@ def _markdown(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _print(console: Console, title: str, names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     grid = RichTable(title=title, title_justify="left")
     for i, name in enumerate(names):
-        grid.add_column(name, justify="left" if i == 0 else "right")
+        grid.add_column(name, justify="left" if i == 0 else "right", overflow="fold")
     for row in rows:
         grid.add_row(*row)
     console.print(grid)

@@ -26,7 +26,8 @@ SIZE_7B = (100 * 196, 3584, 40)
 
 
 def measure_task(settings: RunSettings, loaded: Loaded, method: WindowQuant) -> dict[str, Any]:
-    """Mean AUC over a task's questions, and for how many it is defined; medians of search and prefill in ms."""
+    """Mean AUC over a task's questions, and for how many it is defined; medians in ms of the search and of the
+    language model's prefill (without the vision tower)."""
     data = open_data(settings.data)
     assert data.root is not None
     environment.prepare(data.root)

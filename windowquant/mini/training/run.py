@@ -10,6 +10,7 @@ from transformers import LlavaOnevisionForConditionalGeneration
 from windowquant.mini.build import build_model, build_tokenizer
 from windowquant.mini.render import Drawings
 from windowquant.mini.training import language as lang
+from windowquant.mini.training.held_out import video_report
 from windowquant.mini.training.loop import Stage, fit
 from windowquant.mini.training.vision import Vision, accuracy, frame_bank, labelled, still_pool
 
@@ -93,6 +94,6 @@ def _videos(stage: Stage, level: Level, videos: lang.Videos, held: lang.Videos, 
         return lang.video_loss(videos, rows, visual) + PRACTICE_WEIGHT * lang.letter_loss(language, PRACTICE, rng)
 
     def report() -> dict[str, float]:
-        return lang.video_report(held, difficulty) | lang.letter_report(language)
+        return video_report(held, difficulty) | lang.letter_report(language)
 
     fit(stage, language.parameters(), loss, report, folder)

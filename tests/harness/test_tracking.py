@@ -19,8 +19,40 @@ def test_numbers_are_the_records(tmp_path: Path) -> None:
 
 
 def test_offline_runs_lie_beside_the_records(tmp_path: Path) -> None:
-    log([make_record(), make_record(method="no_video")], {"mode": "offline", "project": "p"}, tmp_path, "table1")
-    assert len(list((tmp_path / "runs" / "wandb").glob("offline-run-*/*.wandb"))) == 2
+    log([make_record()], {"mode": "offline", "project": "p"}, tmp_path)
+    assert len(list((tmp_path / "runs" / "wandb").glob("offline-run-*/*.wandb"))) == 1
+
+
+def test_the_records_of_a_table_are_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, logged = [], []
+
+    class Run:
+        log = logged.append
+
+        def finish(self) -> None:
+            pass
+
+    monkeypatch.setattr(wandb, "init", lambda **kwargs: (opened.append(kwargs["name"]), Run())[1])
+    records = [make_record(), make_record(method="random_plan", seed=3, accuracy=60.0)]
+    log(records, {"mode": "offline", "project": "p"}, tmp_path, "table1")
+    log([], {"mode": "offline", "project": "p"}, tmp_path, "table1")
+    assert opened == ["table1"]
+    assert logged[0]["nextqa/context/fp16/0/accuracy"] == 80.0
+    assert logged[0]["nextqa/context/random_plan/3/accuracy"] == 60.0
+
+
+def test_a_record_is_a_run_with_its_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = []
+
+    def trouble(**kwargs: object) -> None:
+        opened.append(kwargs)
+        raise RuntimeError("enough")
+
+    monkeypatch.setattr(wandb, "init", trouble)
+    record = make_record()
+    log([record], {"mode": "offline", "project": "p"}, tmp_path)
+    assert opened[0]["name"] == "nextqa-context-fp16-0"
+    assert opened[0]["config"] == {**record.config, "fingerprint": record.fingerprint}
 
 
 def test_disabled_writes_nothing(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def table_command(cfg: DictConfig) -> None:
     cells = [Cell(settings) for settings in planned]
     fresh = run_cells(cells, int(cfg.workers), console)
     output = Path(cfg.output)
-    tracking.log(fresh, dict(cfg.wandb), output, group=experiment.name)
+    tracking.log(fresh, dict(cfg.wandb), output, experiment.name)
     sources = [(record, cell.path) for cell in cells if (record := cell.read()) is not None]
     built = table.build(experiment.title, sources, paper)
     table.write(built, output / "tables", experiment.name)

@@ -1,8 +1,7 @@
-"""Weights & Biases: one run per record, offline unless asked otherwise, and never in the way of a measurement."""
+"""Weights & Biases, offline unless asked otherwise, and never in the way of a measurement."""
 
 import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,35 +30,47 @@ def numbers(record: RunRecord) -> dict[str, float]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def log(records: Iterable[RunRecord], wandb: Mapping[str, Any], output: Path, group: str | None = None) -> None:
-    """Log each record as one run of the project `wandb.project`, under `<output>/runs/wandb`.
+def log(records: Sequence[RunRecord], wandb: Mapping[str, Any], output: Path, table: str | None = None) -> None:
+    """Log to the project `wandb.project`, with files under `<output>/runs/wandb`.
+
+    A record is a run of its own, with its configuration; the records of a `table` are one run of that name (a run takes
+    W&B seconds to open and close), each number under `<task>/<protocol>/<method>/<seed>/`.
 
     Whatever goes wrong (no network, not logged in, no space) is said on stderr; the records are on disk already.
     """
-    if wandb["mode"] == "disabled":
+    if wandb["mode"] == "disabled" or not records:
         return
     folder = output / "runs"
     folder.mkdir(parents=True, exist_ok=True)
     try:
+        if table is not None:
+            values = {f"{_place(record)}/{k}": v for record in records for k, v in numbers(record).items()}
+            _log_run(table, {}, values, wandb, folder)
+            return
         for record in records:
-            _log_one(record, wandb, folder, group)
+            config = {**record.config, "fingerprint": record.fingerprint}
+            _log_run(_place(record).replace("/", "-"), config, numbers(record), wandb, folder)
     except Exception as error:
         print(f"Weights & Biases: {error}; the run records are complete without it.", file=sys.stderr)
 
 
-def _log_one(record: RunRecord, wandb: Mapping[str, Any], folder: Path, group: str | None) -> None:
+def _place(record: RunRecord) -> str:
+    return f"{record.task}/{record.protocol}/{record.method}/{record.seed}"
+
+
+def _log_run(
+    name: str, config: Mapping[str, Any], values: Mapping[str, float], wandb: Mapping[str, Any], folder: Path
+) -> None:
     import wandb as client
 
     run = client.init(
         project=wandb["project"],
         mode=wandb["mode"],
         dir=str(folder),
-        name=f"{record.method}-{record.task}-{record.protocol}",
-        group=group,
-        config={**record.config, "fingerprint": record.fingerprint},
+        name=name,
+        config=dict(config),
         settings=client.Settings(silent=True, quiet=True, console="off", init_timeout=30, x_disable_stats=True),
         reinit="finish_previous",
     )
-    run.log(numbers(record))
-    run.summary["record"] = {k: v for k, v in asdict(record).items() if k not in ("config", "errors")}
+    run.log(dict(values))
     run.finish()

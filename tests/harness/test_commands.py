@@ -228,6 +228,29 @@ def test_a_table_is_planned_run_in_processes_and_resumed(
     assert second["rows"] == first["rows"]
 
 
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["experiment=table9"], "Unknown experiment 'table9': the known ones are "),
+        (["scale=huge"], "Unknown scale 'huge': the known ones are mini, paper."),
+        (["workers=0"], "workers is 0: give a whole number of at least 1"),
+        (["wandb.mode=loud"], "wandb.mode is 'loud'"),
+        (["experiment.methods=[fp61]"], "Unknown method 'fp61': the known ones are "),
+        (["experiment.tasks=[charades]"], "Unknown task 'charades': the known ones are "),
+        (["experiment.paper=table99"], "The paper's table 'table99' is not here"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_a_bad_table_is_one_sentence_and_exit_code_2(
+    call: Run, tiny_table: list[str], words: list[str], sentence: str, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert call("table", *tiny_table, *words) == 2
+    complaint = capfd.readouterr().err
+    assert sentence in complaint
+    assert len(complaint.strip().splitlines()) == 1
+    assert written(tmp_path) == []
+
+
 def test_the_paper_scale_says_what_it_needs_and_stops(
     call: Run, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

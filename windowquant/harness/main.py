@@ -16,7 +16,7 @@ from windowquant.harness.record import RunRecord
 from windowquant.harness.requirements import check
 from windowquant.harness.runner import Cell, run
 from windowquant.harness.search_quality import measure_search
-from windowquant.harness.settings import from_config
+from windowquant.harness.settings import check_count, from_config
 from windowquant.harness.sweep import errors_sentence, in_multirun, leave_pointer
 from windowquant.harness.workers import run_cells
 from windowquant.report import table
@@ -61,6 +61,8 @@ def table_command(cfg: DictConfig) -> None:
         UserError: something it needs is missing (said before anything runs), or a video was unreadable.
     """
     console = table.wide_console()
+    check_count("workers", cfg.workers)
+    tracking.check_mode(cfg.wandb.mode)
     experiment = experiment_from(cfg)
     paper = paper_rows(experiment.paper) if experiment.paper else []
     planned = plan(experiment, cfg)

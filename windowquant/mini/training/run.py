@@ -17,22 +17,25 @@ from windowquant.mini.training.vision import Vision, accuracy, frame_bank, label
 
 @dataclass(frozen=True)
 class Recipe:
-    """Steps, rates and sizes of a training. What made the shipped checkpoint differs a little: its README says how."""
+    """Steps, rates and sizes of a training; `conf/train_mini.yaml` has the values.
 
-    seed: int = 0
-    stills: int = 60
-    vision_steps: int = 2400
-    vision_batch: int = 96
-    vision_rate: float = 1e-3
-    tiny_steps: int = 500
-    tiny_rate: float = 1.5e-3
-    short_steps: int = 700
-    short_rate: float = 1e-3
-    long_steps: int = 280
-    long_rate: float = 8e-4
-    last_steps: int = 220
-    last_rate: float = 7e-4
-    report_every: int = 50
+    What made the shipped checkpoint differs a little: its README says how.
+    """
+
+    seed: int
+    stills: int
+    vision_steps: int
+    vision_batch: int
+    vision_rate: float
+    tiny_steps: int
+    tiny_rate: float
+    short_steps: int
+    short_rate: float
+    long_steps: int
+    long_rate: float
+    last_steps: int
+    last_rate: float
+    report_every: int
 
 
 @dataclass(frozen=True)

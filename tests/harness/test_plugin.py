@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_lmms_eval_finds_the_model_by_name() -> None:
     assert get_model("windowquant") is WindowQuantModel
-    assert manifest.model_id == "windowquant"
+    assert manifest().model_id == "windowquant"
     assert not WindowQuantModel.is_simple
 
 

@@ -12,6 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from windowquant.errors import UserError
 
+BAD_INPUT = (UserError, HydraException, OmegaConfBaseException)
 CONF = Path(__file__).resolve().parents[2] / "conf"
 
 
@@ -22,14 +23,12 @@ def command(config: str, task: Callable[[DictConfig], object]) -> None:
     def guarded(cfg: DictConfig) -> None:
         try:
             task(cfg)
-        except UserError as error:
-            _stop(str(error))
+        except BAD_INPUT as error:  # here, because Hydra would add a line of its own
+            _stop(_sentence(error))
 
     try:
         hydra.main(version_base="1.3", config_path=str(CONF), config_name=config)(guarded)()
-    except UserError as error:
-        _stop(str(error))
-    except (HydraException, OmegaConfBaseException) as error:
+    except BAD_INPUT as error:
         _stop(_sentence(error))
     except KeyboardInterrupt:
         print("Interrupted: the same command continues where it stopped.", file=sys.stderr)
@@ -42,7 +41,9 @@ def _stop(sentence: str) -> None:
 
 
 def _sentence(error: Exception) -> str:
-    """One line about a configuration that cannot be composed."""
+    """One line about wrong input, or a configuration that cannot be composed."""
+    if isinstance(error, UserError):
+        return str(error)
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
         group, name = str(error.missing_cfg_file).rsplit("/", 1)
         return f"Unknown {group} '{name}': the known ones are {', '.join(error.options)}."

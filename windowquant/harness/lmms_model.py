@@ -1,5 +1,6 @@
 """WindowQuant (and every other method) as a chat model of lmms-eval."""
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -57,6 +58,8 @@ class EvaluatedModel(lmms):
     def generate_until(self, requests: list[Instance]) -> list[GenerationResult]:
         """Answer every request, in order."""
         with ExitStack() as stack:
+            stack.enter_context(warnings.catch_warnings())
+            warnings.filterwarnings("default", module=r"windowquant\.")  # importing lmms-eval silences every warning
             bound = stack.enter_context(self._method.bind(self._loaded.model, self._loaded.processor))
             engine = Engine(self._loaded, bound, self._protocol, self._max_new_tokens)
             return [self._answer(engine, request) for request in self._counted(requests)]

@@ -149,7 +149,10 @@ def _number(name: str, drawings: Drawings, rng: np.random.Generator) -> Image.Im
     samples = _digits(drawings.held_out)[NUMBERS.index(name)]
     digit = Image.fromarray((samples[rng.integers(len(samples))] * 255).astype(np.uint8))
     side = int(CANVAS * rng.uniform(0.8, 1.0))
-    digit = digit.resize((side, side), Image.Resampling.BICUBIC).rotate(rng.uniform(-12, 12), Image.Resampling.BILINEAR)
+    # some 140 samples a number are few to learn from: in training they also come narrower
+    width = side if drawings.held_out else int(side * rng.uniform(0.75, 1.0))
+    digit = digit.resize((width, side), Image.Resampling.BICUBIC)
+    digit = digit.rotate(rng.uniform(-12, 12), Image.Resampling.BILINEAR)
     image, (x, y) = Image.new("L", (CANVAS, CANVAS)), rng.integers(0, CANVAS - side + 1, 2)
     image.paste(digit, (int(x), int(y)))
     return image

@@ -193,7 +193,7 @@ def tiny_table(tiny_llava: Path, tiny_data: Path, tmp_path: Path) -> list[str]:
         "scale.data=local",
         "scale.limits={nextqa: 2, egoschema: 2}",
         f"scale.data_root={tiny_data}",
-        f"scale.pretrained={tiny_llava}",
+        f"scale.models.mini_llava_onevision={tiny_llava}",
         f"scale.overrides=['model.frames=8','method.window_size=8','device=cpu','model.calibration={sensitivities}']",
         f"output={tmp_path / 'results'}",
         "wandb.mode=disabled",

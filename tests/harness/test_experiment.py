@@ -3,6 +3,7 @@
 import pytest
 from hydra import compose, initialize_config_dir
 
+from windowquant.errors import UserError
 from windowquant.harness.command import CONF
 from windowquant.harness.experiment import from_config, plan
 
@@ -42,3 +43,18 @@ def test_seeds_multiply_a_method(cells):
 def test_limits_are_the_scales(cells):
     found = cells("experiment=protocols", "scale.limits.describe=3")
     assert {c.limit for c in found if c.task == "describe"} == {3}
+
+
+def test_models_are_the_scales_first_all_or_named(cells):
+    words = ("experiment=protocols", "experiment.tasks=[nextqa]", "+scale.models.llava_onevision_7b=/folder")
+    first, both = ["mini_llava_onevision"], ["mini_llava_onevision", "llava_onevision_7b"]
+
+    def names(*more: str) -> list[str]:
+        return list(dict.fromkeys(cell.model.name for cell in cells(*words, *more)))
+
+    assert names() == first
+    assert names("experiment.models=all") == both
+    assert names("experiment.models=[llava_onevision_7b]") == both[1:]
+    assert cells(*words, "experiment.models=all")[-1].model.pretrained == "/folder"
+    with pytest.raises(UserError, match=r"experiment\.models has 'other': use all, first, or a list"):
+        names("experiment.models=other")

@@ -1,4 +1,4 @@
-"""An experiment: which methods on which tasks, as the cells that `scripts/run.py` would run one by one."""
+"""An experiment: which models with which methods on which tasks, as the cells that `scripts/run.py` would run one by one."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -8,6 +8,7 @@ from typing import Any
 from hydra import compose
 from omegaconf import DictConfig, OmegaConf
 
+from windowquant.errors import UserError
 from windowquant.harness.runner import REFERENCE
 from windowquant.harness.settings import RunSettings
 from windowquant.harness.settings import from_config as settings_from
@@ -15,10 +16,12 @@ from windowquant.harness.settings import from_config as settings_from
 
 @dataclass(frozen=True)
 class Experiment:
-    """One table. `seeds`: methods that are run several times; `paper`: the paper's own table, or None."""
+    """One table. `models`: "all" that the scale names, its "first", or a list of them; `seeds`: methods that are run
+    several times; `paper`: the paper's own table, or None."""
 
     name: str
     title: str
+    models: str | Sequence[str]
     protocols: Sequence[str]
     methods: Sequence[str]
     tasks: Sequence[str]
@@ -33,7 +36,7 @@ def from_config(cfg: DictConfig) -> Experiment:
 
 
 def plan(experiment: Experiment, cfg: DictConfig) -> list[RunSettings]:
-    """Settings of every cell, task by task, FP16 first in each (the others are compared with it).
+    """Settings of every cell, model by model and task by task, FP16 first in each (the others are compared with it).
 
     Must be called while Hydra is initialised on `conf/`.
 
@@ -44,14 +47,34 @@ def plan(experiment: Experiment, cfg: DictConfig) -> list[RunSettings]:
         name: compose("run", [f"task={name}"]).task for name in experiment.tasks if name not in cfg.scale.skip_tasks
     }
     methods = sorted(experiment.methods, key=lambda name: name != REFERENCE)
-    bases = {(name, p): compose("run", _overrides(cfg, name, p)) for name in methods for p in experiment.protocols}
+    models = _models(experiment, list(cfg.scale.models))
+    bases = {
+        (model, method, protocol): compose("run", _overrides(cfg, model, method, protocol))
+        for model in models
+        for method in methods
+        for protocol in experiment.protocols
+    }
     return [
-        _cell(bases[method, protocol], tasks[task], cfg.scale.limits.get(task), seed)
+        _cell(bases[model, method, protocol], tasks[task], cfg.scale.limits.get(task), seed)
+        for model in models
         for task in tasks
         for protocol in experiment.protocols
         for method in methods
         for seed in experiment.seeds.get(method, [0])
     ]
+
+
+def _models(experiment: Experiment, known: list[str]) -> list[str]:
+    """Names of the models, which must be the scale's."""
+    if experiment.models == "all":
+        return known
+    if experiment.models == "first":
+        return known[:1]
+    asked = [experiment.models] if isinstance(experiment.models, str) else list(experiment.models)
+    for name in asked:
+        if name not in known:
+            raise UserError(f"experiment.models has '{name}': use all, first, or a list out of {', '.join(known)}.")
+    return asked
 
 
 def _cell(base: DictConfig, task: DictConfig, limit: int | None, seed: int) -> RunSettings:
@@ -61,11 +84,11 @@ def _cell(base: DictConfig, task: DictConfig, limit: int | None, seed: int) -> R
     return settings_from(cell)
 
 
-def _overrides(cfg: DictConfig, method: str, protocol: str) -> list[str]:
+def _overrides(cfg: DictConfig, model: str, method: str, protocol: str) -> list[str]:
     scale = cfg.scale
-    located = {"model.pretrained": scale.pretrained, "data.root": scale.data_root}
+    located = {"model.pretrained": scale.models[model], "data.root": scale.data_root}
     return [
-        f"model={scale.model}",
+        f"model={model}",
         f"data={scale.data}",
         f"method={method}",
         f"protocol={protocol}",

@@ -22,8 +22,9 @@ def check(scale: DictConfig, runs: Sequence[RunSettings], console: Console) -> N
         return
     tasks = list(dict.fromkeys(run.task for run in runs))
     fetched = {task: benchmark(task).downloads for task in tasks} if scale.data == "hub" else {}
+    weights = dict.fromkeys(run.model.pretrained for run in runs)
     console.print(
-        f"This needs a GPU with {gigabytes:.0f} GB, the weights of {runs[0].model.pretrained}, and "
+        f"This needs a GPU with {gigabytes:.0f} GB, the weights of {', '.join(weights)}, and "
         + (
             "downloads of about " + ", ".join(f"{size:g} GB for {task}" for task, size in fetched.items() if size)
             if fetched

@@ -1,4 +1,4 @@
-"""An experiment: which models with which methods on which tasks, as the cells that `scripts/run.py` would run one by one."""
+"""An experiment: which models and methods on which tasks, as the cells that `scripts/run.py` would run one by one."""
 
 import copy
 from collections.abc import Mapping, Sequence

@@ -22,7 +22,7 @@ from windowquant.cache.packed_cache import PackedCache
 from windowquant.core.plan import BitPlan
 from windowquant.errors import UserError
 from windowquant.models import Prompt
-from windowquant.models.features import embed_prompt
+from windowquant.prefill import first_columns
 from windowquant.timing import timed
 
 Protocol = Literal["context", "paper", "cached"]
@@ -103,17 +103,6 @@ def _split(prompt: Prompt, protocol: Protocol) -> int:
     return max(1, prompt.visual_end, prompt.length - 1)
 
 
-def _model_inputs(bound: Bound, inputs: Mapping[str, Any], split: int) -> dict[str, Any]:
-    """What the prefill of the first `split` columns takes; what has one entry per column is cut to them."""
-    columns, left_out = inputs["input_ids"].shape, {"attention_mask"}
-    if "visual_features" in inputs:
-        embeds = embed_prompt(bound.adapter, bound.model, inputs)
-        inputs = {**inputs, "inputs_embeds": embeds}
-        left_out |= {"input_ids", "visual_features", *bound.adapter.pixel_keys, *bound.adapter.pixel_size_keys}
-    others = {k: v for k, v in inputs.items() if k not in left_out}
-    return {k: v[:, :split] if isinstance(v, Tensor) and v.shape[:2] == columns else v for k, v in others.items()}
-
-
 class Session:
     """One prefilled and packed request: decodes from it, and scores any answer against it.
 
@@ -133,7 +122,7 @@ class Session:
             )
         self.cache = bound.new_cache(inputs)
         split = _split(self.prompt, protocol)
-        prefill, question = _model_inputs(bound, inputs, split), inputs["input_ids"][:, split:]
+        prefill, question = first_columns(bound.adapter, bound.model, inputs, split), inputs["input_ids"][:, split:]
         logits, whole_s = timed(bound.device, lambda: self._forward(**prefill))
         self.question_s = 0.0
         if split < self.prompt.length:

@@ -7,6 +7,7 @@ from typing import Any
 
 from windowquant.harness.record import RunRecord
 from windowquant.harness.settings import digest
+from windowquant.report.paired import mark_paired
 
 AVERAGED = (
     "accuracy", "strict_accuracy", "kl", "kl_se", "agreement", "avg_bits", "kv_bytes", "kv_predicted", "kv_fp16",
@@ -21,7 +22,7 @@ def build_rows(sources: Iterable[Source]) -> list[dict[str, Any]]:
 
     Accuracies are in percent, bytes per request, KL in nats. A row of several `runs` holds means over them, the mean
     of their intervals' bounds (the documents are the same, so more seeds do not narrow it), and as `accuracy_sd` and
-    `kl_sd` the standard deviations between them. `blind`: see `mark_blind`.
+    `kl_sd` the standard deviations between them. `blind`: see `mark_blind`; `p_fp16`: see `paired.mark_paired`.
     """
     groups: dict[str, list[Source]] = {}
     for record, path in sources:
@@ -30,6 +31,7 @@ def build_rows(sources: Iterable[Source]) -> list[dict[str, Any]]:
         groups.setdefault(key, []).append((record, path))
     rows = [_row(sorted(group, key=lambda source: source[0].seed)) for group in groups.values()]
     mark_blind(rows)
+    mark_paired(rows)
     return rows
 
 

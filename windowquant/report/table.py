@@ -18,7 +18,7 @@ WIDTH = 165
 STAND_IN = "stand-in models on generated videos, not the paper's numbers"
 PAPER_BLOCK = "The paper's own rows (7B models on the real benchmarks; copied, not measured here)"
 COLUMNS = (
-    "method", "accuracy %", "95 % interval", "strict %", "KL to FP16", "same top-1 %", "bits", "KV bytes", "KV ratio",
+    "method", "accuracy %", "95 % interval", "strict %", "p", "KL to FP16", "same top-1 %", "bits", "KV bytes", "KV ratio",
     "tokens/s",
 )  # fmt: skip
 
@@ -52,6 +52,11 @@ def build(title: str, sources: Iterable[Source], paper: Sequence[dict[str, Any]]
 
 def _notes(rows: Sequence[dict[str, Any]]) -> list[str]:
     notes = []
+    if any(row["p_fp16"] is not None for row in rows):
+        notes.append(
+            "p: two-sided, that the method scores as FP16 does on the same documents (McNemar's exact test; sign flips "
+            "where a document's score is a share)."
+        )
     for model, task, protocol in dict.fromkeys((r["model"], r["task"], r["protocol"]) for r in rows if r["blind"]):
         notes.append(
             f"Blind: on {task} under protocol {protocol}, {model} loses nothing when the visual cache is dropped; "
@@ -139,6 +144,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
         f"{row['accuracy']:.1f}{spread}",
         f"{low:.1f} to {high:.1f}",
         f"{row['strict_accuracy']:.1f}",
+        _number(row["p_fp16"], ".2g"),
         kl,
         _number(row["agreement"], ".1f"),
         _number(row["avg_bits"], ".2f"),

@@ -1,4 +1,4 @@
-"""Paired significance against FP16: McNemar's exact test by hand, shares by sign flips, and where nothing can be said."""
+"""Paired significance against FP16: McNemar by hand, shares by sign flips, and where nothing can be said."""
 
 import json
 from itertools import product

@@ -25,7 +25,7 @@ def test_every_column_is_stored_once_in_the_width_of_its_window(rows: int, lengt
         count = prompt.windows(size).shape[1]
         bits = tuple(random.choice([16, 8, 4, 2]) for _ in range(count))
         got = arrange(prompt, Recipe(size), bits, length)
-    assert [place.bits for place in got.segments] == sorted({b for b in bits if b < 16}, reverse=True)
+    assert [place.k_bits for place in got.segments] == sorted({b for b in bits if b < 16}, reverse=True)
     order = got.order()
     for row in range(rows):
         columns = [i for i, on in enumerate(prompt.visual[row].tolist()) if on]
@@ -33,7 +33,7 @@ def test_every_column_is_stored_once_in_the_width_of_its_window(rows: int, lengt
         stored = [c for c in order[row].tolist() if c >= 0]
         assert sorted(stored) == list(range(length))
         for place in got.segments:
-            assert all(width_of[c] == place.bits for c in place.columns[row].flatten().tolist() if c >= 0)
+            assert all(width_of[c] == place.k_bits for c in place.columns[row].flatten().tolist() if c >= 0)
         kept = got.kept[row].tolist()
         filled = [c for c in kept if c >= 0]
         assert kept == [-1] * (len(kept) - len(filled)) + sorted(filled)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from windowquant.core.packed import QuantizedBlock
+from windowquant.core.packed import WindowBlock
 from windowquant.core.packing import unpack
 from windowquant.core.quantizer import Granularity, ZeroPoint, dequantize, quantize, storage_bytes
 from windowquant.errors import UserError
@@ -63,7 +63,7 @@ def test_zero_points_differ_at_the_ends() -> None:
     assert (rounded - exact).abs().max() == 0.5
 
 
-def _bound(block: QuantizedBlock, x: Tensor, zero_point: str) -> Tensor:
+def _bound(block: WindowBlock, x: Tensor, zero_point: str) -> Tensor:
     """The documented bound, per element; the last terms are float32 arithmetic and float16's smallest step."""
     limits, levels = torch.finfo(block.scale.dtype), 2**block.bits - 1
     scale, offset, roundoff = block.scale.double(), block.offset.double().abs(), limits.eps / 2

@@ -62,7 +62,7 @@ def build(
             block = quantize(plain[:, :, taken].unflatten(2, (len(windows), size)), width, granularity, zero_point)
             read[:, :, taken] = dequantize(block).flatten(2, 3).double()
             blocks.append(block)
-        segments.append(Segment(width, blocks[0], blocks[1], tuple(windows)))
+        segments.append(Segment(blocks[0], blocks[1], tuple(windows)))
         order += taken.tolist()
     kept = [i for i, b in enumerate(bits) if b == 16]
     if shuffle:

@@ -12,9 +12,13 @@ from windowquant.models.prompt import Prompt
 
 @dataclass(frozen=True, eq=False)
 class SegmentPlace:
-    """Columns [B, W, S] of the windows of one bit-width; -1 throughout a window that a row does not have."""
+    """Windows that are stored together: the bits of their K and of their V, their indices, and their columns.
 
-    bits: int
+    columns: int64 [B, W, S]; -1 throughout a window that a row does not have.
+    """
+
+    k_bits: int
+    v_bits: int
     windows: tuple[int, ...]
     columns: Tensor
 
@@ -23,8 +27,9 @@ class SegmentPlace:
 class Arrangement:
     """Stored order of the first `length` columns of a layer; CPU tensors of int64.
 
-    segments: quantized windows, widest codes first. kept: [B, T16] columns that stay in 16 bit, ascending, with -1 in
-    front where a row has fewer of them than another. kept_visual: how many of them, over all rows, are visual.
+    segments: windows of which K or V is quantized, widest codes first. kept: [B, T16] the other columns, which stay in
+    16 bit, ascending, with -1 in front where a row has fewer of them than another. kept_visual: how many of them, over
+    all rows, are visual.
     """
 
     length: int
@@ -58,10 +63,11 @@ def arrange(prompt: Prompt, recipe: Recipe, bits: tuple[int, ...], length: int) 
     groups = grouping(torch.tensor(bits, dtype=torch.int8))
     segments = []
     for width, start, end in groups.groups:
-        if width == 16:
+        v_width = recipe.v_bits(width)
+        if width == v_width == 16:
             continue
         windows = groups.permutation[start:end]
-        place = SegmentPlace(width, tuple(windows.tolist()), columns[:, windows])
+        place = SegmentPlace(width, v_width, tuple(windows.tolist()), columns[:, windows])
         for row, taken in zip(kept, place.columns, strict=True):
             row[taken[taken >= 0]] = False
         segments.append(place)

@@ -7,18 +7,18 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from windowquant.cache.arrange import Arrangement, SegmentPlace
+from windowquant.cache.arrange import Arrangement
 from windowquant.cache.growing import GrowingKV
 from windowquant.cache.kv_bytes import KVBytes, tensor_bytes
 from windowquant.cache.recipe import Recipe
-from windowquant.core.packed import QuantizedBlock, Segment
-from windowquant.core.quantizer import Granularity, quantize, storage_bytes
+from windowquant.core.packed import Segment, WindowBlock
+from windowquant.core.quantizer import Granularity, quantize, storage_bytes, unquantized
 from windowquant.errors import UserError
 
 
 @dataclass(eq=False)
 class StoredLayer:
-    """One packed layer: its quantized windows, and the 16-bit tokens, which grow.
+    """One packed layer: its windows in segments, and the 16-bit tokens, which grow.
 
     The first `prefix` tokens of `kept` were there when the layer was packed: `kept_visual` of them (over all rows) are
     visual tokens and `empty` are slots that hold no token.
@@ -30,44 +30,50 @@ class StoredLayer:
     kept_visual: int
     empty: int
 
-    def blocks(self) -> Iterator[QuantizedBlock]:
-        """Every quantized block, K and V of each segment."""
+    def blocks(self) -> Iterator[WindowBlock]:
+        """Every block, K and V of each segment."""
         for segment in self.segments:
             yield from (segment.k, segment.v)
 
     def nbytes(self) -> KVBytes:
         """Bytes held, by kind."""
-        codes = sum(tensor_bytes(block.codes) for block in self.blocks())
+        codes = sum(tensor_bytes(block.codes) for block in self.blocks() if block.bits < 16)
+        plain = sum(tensor_bytes(block.codes) for block in self.blocks() if block.bits == 16)
         scales = sum(tensor_bytes(block.scale, block.offset) for block in self.blocks())
         buffers = self.kept.tensors()
         rows, heads = buffers[0].shape[:2]
         token = sum(heads * x.shape[3] * x.element_size() for x in buffers)
         visual, empty = self.kept_visual * token, self.empty * token
         slack = self.kept.slack * rows * token + empty
-        return KVBytes(codes, scales, visual, tensor_bytes(*buffers) - visual - slack, slack)
+        return KVBytes(codes, scales, visual + plain, tensor_bytes(*buffers) - visual - slack, slack)
 
     def predicted(self) -> int:
         """Bytes by formula: b / 8 a code, 4 a group (scale and offset), 2 an unquantized element; no room, no index."""
-        blocks = (storage_bytes(b.shape, b.bits, cast(Granularity, b.granularity)) for b in self.blocks())
-        quantized = sum(codes + scales for codes, scales in blocks)
+        windows = sum(_predicted(block) for block in self.blocks())
         rows, heads = self.kept.k.shape[:2]
         channels = self.kept.k.shape[3] + self.kept.v.shape[3]
         tokens = rows * self.kept.length - self.empty
-        return quantized + tokens * heads * channels * self.kept.k.element_size()
+        return windows + tokens * heads * channels * self.kept.k.element_size()
 
     def select(self, rows: Tensor) -> None:
         """Replace the batch by its `rows` (int64 [B'])."""
         before = self.kept.k.shape[0]
-        self.segments = tuple(Segment(s.bits, _select(s.k, rows), _select(s.v, rows), s.windows) for s in self.segments)
+        self.segments = tuple(Segment(_select(s.k, rows), _select(s.v, rows), s.windows) for s in self.segments)
         self.kept.select(rows)
         self.kept_visual = self.kept_visual * len(rows) // before
         self.empty = self.empty * len(rows) // before
 
 
-def _select(block: QuantizedBlock, rows: Tensor) -> QuantizedBlock:
+def _predicted(block: WindowBlock) -> int:
+    if block.bits == 16:
+        return torch.Size(block.shape).numel() * block.codes.element_size()
+    return sum(storage_bytes(block.shape, block.bits, cast(Granularity, block.granularity)))
+
+
+def _select(block: WindowBlock, rows: Tensor) -> WindowBlock:
     rows = rows.to(block.codes.device)
     codes, scale, offset = (x.index_select(0, rows) for x in (block.codes, block.scale, block.offset))
-    return QuantizedBlock(codes, scale, offset, block.bits, (len(rows), *block.shape[1:]), block.granularity)
+    return WindowBlock(codes, scale, offset, block.bits, (len(rows), *block.shape[1:]), block.granularity)
 
 
 def pack_layer(
@@ -87,9 +93,8 @@ def pack_layer(
     _check_finite(kept_v, f"{label} V")
     segments = tuple(
         Segment(
-            place.bits,
-            _quantize(k, place, recipe, f"{label} K"),
-            _quantize(v, place, recipe, f"{label} V"),
+            _block(k, place.columns, place.k_bits, recipe, f"{label} K"),
+            _block(v, place.columns, place.v_bits, recipe, f"{label} V"),
             place.windows,
         )
         for place in arrangement.segments
@@ -107,9 +112,13 @@ def _gather(x: Tensor, columns: Tensor) -> Tensor:
     return x.take_along_dim(columns[:, None, :, None], dim=2)
 
 
-def _quantize(x: Tensor, place: SegmentPlace, recipe: Recipe, label: str) -> QuantizedBlock:
-    windows = _gather(x, place.columns.flatten(1)).unflatten(2, place.columns.shape[1:])
-    return quantize(windows, place.bits, recipe.granularity, recipe.zero_point, label)
+def _block(x: Tensor, columns: Tensor, bits: int, recipe: Recipe, label: str) -> WindowBlock:
+    """The windows of x [B, H, T, D] at columns [B, W, S], in `bits` bits."""
+    windows = _gather(x, columns.flatten(1)).unflatten(2, columns.shape[1:])
+    if bits == 16:
+        _check_finite(windows, label)
+        return unquantized(windows, recipe.granularity)
+    return quantize(windows, bits, recipe.granularity, recipe.zero_point, label)
 
 
 def _check_finite(x: Tensor, label: str) -> None:

@@ -14,7 +14,8 @@ class Recipe:
     """Storage options, the same for every layer of a cache.
 
     window_size: tokens a window (S). granularity, zero_point: of the quantizer. kv_dtype: "auto" or "model" (see
-    `storage_dtype`). drops_visual: visual tokens are discarded after prefill instead of stored.
+    `storage_dtype`). drops_visual: visual tokens are discarded after prefill instead of stored. v_widths: pairs (bits
+    of K, bits of V) for windows whose V does not have the plan's bit-width, which is that of K.
     """
 
     window_size: int
@@ -22,6 +23,11 @@ class Recipe:
     zero_point: ZeroPoint = "integer"
     kv_dtype: str = "auto"
     drops_visual: bool = False
+    v_widths: tuple[tuple[int, int], ...] = ()
+
+    def v_bits(self, bits: int) -> int:
+        """Bits of a window's V where the plan, and so its K, has `bits`."""
+        return dict(self.v_widths).get(bits, bits)
 
     def storage_dtype(self, model_dtype: torch.dtype) -> torch.dtype:
         """Dtype of unquantized K and V and of scales: "auto" turns a wider model dtype into float16."""

@@ -6,13 +6,14 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class QuantizedBlock:
-    """Quantized K or V of W windows: X = scale * Q + offset.
+class WindowBlock:
+    """K or V of W windows of one bit-width, quantized as X = scale * Q + offset, or in 16 bit as it is.
 
-    codes: uint8 [B, H, W, S, D * bits / 8], packed as `packing` says.
+    codes: uint8 [B, H, W, S, D * bits / 8], packed as `packing` says; with 16 bits the values themselves,
+        [B, H, W, S, D] in the kv dtype.
     scale, offset: 16-bit kv dtype, broadcastable to [B, H, W, S, D]; their shape is that of the groups, for instance
-        [B, H, W, 1, D] for "window_channel" (see `quantizer.Granularity`).
-    bits: 8, 4, 2 or 1.
+        [B, H, W, 1, D] for "window_channel" (see `quantizer.Granularity`). With 16 bits both are empty, [B, 0].
+    bits: 16, 8, 4, 2 or 1.
     shape: (B, H, W, S, D) of the tensor it stands for.
     granularity: which elements share a scale and an offset.
     """
@@ -27,14 +28,13 @@ class QuantizedBlock:
 
 @dataclass(frozen=True)
 class Segment:
-    """All windows of one bit-width in one layer, in stored order.
+    """Windows that are stored together, in stored order; all their K has one bit-width, and all their V has one.
 
-    windows: their original window indices; windows[i] is window i of both blocks.
+    windows: their original window indices; windows[i] is window i of both blocks. k, v: may differ in their bits.
     """
 
-    bits: int
-    k: QuantizedBlock
-    v: QuantizedBlock
+    k: WindowBlock
+    v: WindowBlock
     windows: tuple[int, ...]
 
 
@@ -42,13 +42,15 @@ class Segment:
 class PackedLayer:
     """The K and V of one layer after packing.
 
-    Stored order is: the tokens of each segment (widest codes first, window by window), then the tokens of `fp_k`. The
-    16-bit block comes last because it grows: appending a token then appends to `order`, and nothing else moves.
+    Stored order is: the tokens of each segment (window by window), then the tokens of `fp_k`. The 16-bit block comes
+    last because it grows: appending a token then appends to `order`, and nothing else moves.
 
     fp_k, fp_v: [B, H, T16, D], everything kept in 16 bit, oldest first by the cache's own choice, but with the newest
         tokens at the end: FP16 windows, text tokens, tokens outside whole windows, then the tail of later tokens.
-    segments: quantized windows; may be empty, and a segment may hold no window. All share S, D and the granularity (one
-        of K, one of V).
+    segments: may be empty, and a segment may hold no window. All share S, D and the granularity (one of K, one of V).
+        A reordered layer, as the paper has it, has one segment for each quantized bit-width, widest codes first; its
+        16-bit windows are in `fp_k`. A layer whose windows stay in place has its runs of equal bit-width as segments,
+        in the windows' order, those of 16 bits among them.
     order: int64 [B, T], T = sum over segments of W * S, plus T16. order[b, j] is the original position (column of the
         attention mask) of stored token j, or -1 for a slot that holds no token: requests of a batch may differ in their
         number of windows, and the shorter one has such slots. Slots must hold finite values; attention skips them.

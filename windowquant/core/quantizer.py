@@ -16,7 +16,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from windowquant.core.packed import QuantizedBlock
+from windowquant.core.packed import WindowBlock
 from windowquant.core.packing import check_bits, pack, unpack
 from windowquant.errors import UserError
 
@@ -63,7 +63,7 @@ def quantize(
     granularity: Granularity = "window_channel",
     zero_point: ZeroPoint = "integer",
     label: str = "x",
-) -> QuantizedBlock:
+) -> WindowBlock:
     """Quantize `x` [B, H, W, S, D] to `bits` (8, 4, 2 or 1) per element.
 
     Scale and offset are stored in the dtype of `x`, so hand in the 16-bit kv dtype. `zero_point`: "integer" rounds the
@@ -86,18 +86,32 @@ def quantize(
         offset = torch.where(scale == 0, low, rounded)
     codes = torch.round((x.float() - offset.float()) / step).clamp_(0, levels)
     shape = (x.shape[0], x.shape[1], x.shape[2], x.shape[3], x.shape[4])
-    return QuantizedBlock(pack(codes.to(torch.uint8), bits), scale, offset, bits, shape, granularity)
+    return WindowBlock(pack(codes.to(torch.uint8), bits), scale, offset, bits, shape, granularity)
 
 
-def dequantize(block: QuantizedBlock) -> Tensor:
+def unquantized(x: Tensor, granularity: Granularity = "window_channel") -> WindowBlock:
+    """`x` [B, H, W, S, D] in its own 16-bit dtype, as a block beside quantized ones of that granularity."""
+    shape = (x.shape[0], x.shape[1], x.shape[2], x.shape[3], x.shape[4])
+    nothing = x.new_empty(x.shape[0], 0)
+    return WindowBlock(x, nothing, nothing, 16, shape, granularity)
+
+
+def dequantize(block: WindowBlock) -> Tensor:
     """The tensor a block stands for, scale * Q + offset, as float32 [B, H, W, S, D]. For tests and for reading back."""
+    if block.bits == 16:
+        return block.codes.float()
     return unpack(block.codes, block.bits).float() * block.scale.float() + block.offset.float()
 
 
 def storage_bytes(
     shape: tuple[int, int, int, int, int], bits: int, granularity: Granularity = "window_channel"
 ) -> tuple[int, int]:
-    """Bytes that a block of `shape` (B, H, W, S, D) takes: (codes, scale and offset), 16 bit for each of the latter."""
+    """Bytes that a block of `shape` (B, H, W, S, D) takes: (codes, scale and offset), 16 bit for each of the latter.
+
+    A block of 16 bits has 2 bytes an element and neither scale nor offset.
+    """
+    if bits == 16:
+        return torch.Size(shape).numel() * 2, 0
     check_bits(bits)
     groups = torch.Size(_group_shape(shape, granularity)).numel()
     return torch.Size(shape).numel() * bits // 8, groups * 4

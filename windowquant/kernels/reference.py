@@ -3,26 +3,28 @@
 With X = scale * Q + offset per window and channel, q . K[n] = (q * scale) . Q[n] + q . offset and
 sum_n p[n] V[n] = scale * (sum_n p[n] Q[n]) + (sum_n p[n]) * offset. So scale and offset touch the queries and the
 output, once per window, and the inner products see codes only; no dequantized K or V exists. One softmax runs over all
-segments and the 16-bit block together. Codes are widened to float32 for as many windows at a time as `_CHUNK` allows.
+segments, which may follow each other in any order of bit-widths, and the 16-bit block together. Codes are widened to
+float32 for as many windows at a time as `_CHUNK` allows.
 
 Below, N = B * H (one per KV head and request) and R is the rows that share a KV head: its query heads times Tq.
 """
 
 from collections.abc import Iterator
+from itertools import groupby
 
 import torch
 from torch import Tensor
 
-from windowquant.core.packed import PackedLayer, QuantizedBlock
+from windowquant.core.packed import PackedLayer, WindowBlock
 from windowquant.core.packing import unpack
 
 _CHUNK = 2**24  # float32 elements of a temporary (64 MiB)
 _MASKED = torch.finfo(torch.float32).min  # not -inf: a query that sees nothing must not become NaN
 
 
-def _runs(blocks: list[QuantizedBlock], rows: int) -> Iterator[list[tuple[QuantizedBlock, slice]]]:
+def _runs(blocks: list[WindowBlock], rows: int) -> Iterator[list[tuple[WindowBlock, slice]]]:
     """Cut the windows of `blocks`, in order, into runs that fit in `_CHUNK` for `rows` rows a head."""
-    run: list[tuple[QuantizedBlock, slice]] = []
+    run: list[tuple[WindowBlock, slice]] = []
     room = 0
     for block in blocks:
         batch, heads, windows, size, channels = block.shape
@@ -40,7 +42,13 @@ def _runs(blocks: list[QuantizedBlock], rows: int) -> Iterator[list[tuple[Quanti
         yield run
 
 
-def _groups(group: Tensor, block: QuantizedBlock, part: slice) -> Tensor:
+def _unpacked(block: WindowBlock, part: slice) -> Tensor:
+    """Codes of some windows, [B, H, w, S, D]; with 16 bits, their values."""
+    codes = block.codes[:, :, part]
+    return codes if block.bits == 16 else unpack(codes, block.bits)
+
+
+def _groups(group: Tensor, block: WindowBlock, part: slice) -> Tensor:
     """Scales or offsets of some windows: [B, H, w, S, 1] if each token has its own, else [B, H, w, 1, D]."""
     batch, heads, _, size, channels = block.shape
     own = (size, 1) if block.granularity == "token" else (1, channels)
@@ -54,21 +62,33 @@ def _joined(parts: list[Tensor]) -> Tensor:
     return (parts[0] if len(parts) == 1 else torch.cat(parts, 2)).flatten(0, 1).float()
 
 
-def _chunks(blocks: list[QuantizedBlock], rows: int) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
-    """Runs of windows: the tokens they hold, their codes [N, w, S, D], scale and offset, all float32."""
+def _chunks(
+    blocks: list[WindowBlock], rows: int
+) -> Iterator[tuple[slice, Tensor, Tensor, Tensor] | tuple[slice, Tensor, None, None]]:
+    """Runs of windows: the tokens they hold, their codes [N, w, S, D], scale and offset, all float32.
+
+    Windows of 16 bits come in runs of their own, with their values as codes and without scale and offset.
+    """
     start = 0
-    for run in _runs(blocks, rows):
-        codes = _joined([unpack(block.codes[:, :, part], block.bits) for block, part in run])
-        scale = _joined([_groups(block.scale, block, part) for block, part in run])
-        offset = _joined([_groups(block.offset, block, part) for block, part in run])
-        tokens = slice(start, start + codes.shape[1] * codes.shape[2])
-        start = tokens.stop
-        yield tokens, codes, scale, offset
+    for plain, alike in groupby(blocks, lambda block: block.bits == 16):
+        for run in _runs(list(alike), rows):
+            codes = _joined([_unpacked(block, part) for block, part in run])
+            tokens = slice(start, start + codes.shape[1] * codes.shape[2])
+            start = tokens.stop
+            if plain:
+                yield tokens, codes, None, None
+                continue
+            scale = _joined([_groups(block.scale, block, part) for block, part in run])
+            offset = _joined([_groups(block.offset, block, part) for block, part in run])
+            yield tokens, codes, scale, offset
 
 
-def _write_scores(target: Tensor, rows: Tensor, blocks: list[QuantizedBlock]) -> None:
+def _write_scores(target: Tensor, rows: Tensor, blocks: list[WindowBlock]) -> None:
     """Write the products of `rows` [N, R, D] with the keys of `blocks` into `target` [N, R, tokens]."""
     for tokens, codes, scale, offset in _chunks(blocks, rows.shape[1]):
+        if scale is None or offset is None:
+            target[..., tokens] = torch.bmm(rows, codes.flatten(1, 2).mT)
+            continue
         if scale.shape[-1] == 1:
             products = torch.bmm(rows, codes.flatten(1, 2).mT) * scale.flatten(1).unsqueeze(1)
             target[..., tokens] = products.addcmul_(rows.sum(-1, keepdim=True), offset.flatten(1).unsqueeze(1))
@@ -79,10 +99,13 @@ def _write_scores(target: Tensor, rows: Tensor, blocks: list[QuantizedBlock]) ->
         torch.add(products, shift, out=target[..., tokens].unflatten(2, codes.shape[1:3]))
 
 
-def _add_values(out: Tensor, probs: Tensor, blocks: list[QuantizedBlock]) -> None:
+def _add_values(out: Tensor, probs: Tensor, blocks: list[WindowBlock]) -> None:
     """Add the values of `blocks`, weighted by `probs` [N, R, tokens], to `out` [N, R, D]."""
     for tokens, codes, scale, offset in _chunks(blocks, probs.shape[1]):
         weights = probs[..., tokens]
+        if scale is None or offset is None:
+            out.baddbmm_(weights, codes.flatten(1, 2))
+            continue
         if scale.shape[-1] == 1:
             out.baddbmm_(weights * scale.flatten(1).unsqueeze(1), codes.flatten(1, 2))
             out += torch.bmm(weights, offset.flatten(1, 2))

@@ -1,7 +1,6 @@
 """Evaluate one method on one task: python scripts/run.py method=windowquant task=nextqa [-m method.alpha=1,2,4]."""
 
 from windowquant.harness.command import command
-from windowquant.harness.main import run_command
 
 if __name__ == "__main__":
-    command("run", run_command)
+    command("run", "windowquant.harness.main.run_command")

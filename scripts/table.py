@@ -1,7 +1,6 @@
 """Evaluate every cell of an experiment and build its table: python scripts/table.py experiment=table1 [scale=paper]."""
 
 from windowquant.harness.command import command
-from windowquant.harness.main import table_command
 
 if __name__ == "__main__":
-    command("table", table_command)
+    command("table", "windowquant.harness.main.table_command")

@@ -1,7 +1,6 @@
 """Train the stand-in model: python scripts/train_mini.py [recipe.seed=1] [recipe.long_steps=100] [threads=1]."""
 
 from windowquant.harness.command import command
-from windowquant.mini.training.main import train_command
 
 if __name__ == "__main__":
-    command("train_mini", train_command)
+    command("train_mini", "windowquant.mini.training.main.train_command")

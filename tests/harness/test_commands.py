@@ -10,12 +10,14 @@ from hydra.core.global_hydra import GlobalHydra
 
 from tests.tiny import write_data
 from windowquant.harness import runner, workers
-from windowquant.harness.calibrate import calibrate_command
 from windowquant.harness.command import command
-from windowquant.harness.main import run_command, table_command
 
 Run = Callable[..., int]
-TASKS = {"run": run_command, "table": table_command, "calibrate": calibrate_command}
+TASKS = {
+    "run": "windowquant.harness.main.run_command",
+    "table": "windowquant.harness.main.table_command",
+    "calibrate": "windowquant.harness.calibrate.calibrate_command",
+}
 
 
 @pytest.fixture

@@ -2,13 +2,13 @@
 
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import hydra
 from hydra.errors import HydraException, MissingConfigException
+from hydra.utils import get_method
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from windowquant.errors import UserError
 
@@ -16,13 +16,17 @@ BAD_INPUT = (UserError, HydraException, OmegaConfBaseException)
 CONF = Path(__file__).resolve().parents[2] / "conf"
 
 
-def command(config: str, task: Callable[[DictConfig], object]) -> None:
-    """Compose `conf/<config>.yaml` with the command line's overrides and run `task` on it, once or as a multirun."""
+def command(config: str, task: str) -> None:
+    """Compose `conf/<config>.yaml` with the command line's overrides and run `task` on it, once or as a multirun.
+
+    `task` is the dotted name of a function of the composed configuration. It is imported only then, so that a misspelt
+    name is told without waiting for torch and lmms-eval.
+    """
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors reach `main` below instead of being printed with a traceback
 
     def guarded(cfg: DictConfig) -> None:
         try:
-            task(cfg)
+            get_method(task)(cfg)
         except BAD_INPUT as error:  # here, because Hydra would add a line of its own
             _stop(_sentence(error))
 
@@ -47,5 +51,14 @@ def _sentence(error: Exception) -> str:
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
         group, name = str(error.missing_cfg_file).rsplit("/", 1)
         return f"Unknown {group} '{name}': the known ones are {', '.join(error.options)}."
+    if isinstance(error.__cause__, ConfigAttributeError | ConfigKeyError):
+        return _unknown_setting(error.__cause__)
     reason = str(error.__cause__ or error).strip().splitlines()[0]
     return f"Configuration: {reason}."
+
+
+def _unknown_setting(error: OmegaConfBaseException) -> str:
+    """For a field that is not there: the group or file where it was looked for, and the fields of that."""
+    where, _, key = str(error.full_key).rpartition(".")
+    known = [str(name) for name in error.parent_node or () if name != "hydra"]
+    return f"{where or 'The configuration'} has no setting '{key}': it has {', '.join(known)}."

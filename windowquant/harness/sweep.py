@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
@@ -29,27 +28,27 @@ def leave_pointer(settings: RunSettings) -> None:
     (folder / POINTER).write_text("\n".join(str(path) for path in paths) + "\n")
 
 
-class SweepReport(Callback):
-    """Hydra callback: at the end of a multirun, builds table and figure from the records its jobs point to."""
+def report(config: DictConfig) -> None:
+    """Write `<output>/tables/<name>.*` and `<output>/figures/<name>.png` from the records that the jobs point to.
 
-    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        """Write `<output>/tables/<name>.*` and `<output>/figures/<name>.png`; exit code 2 if a video was unreadable."""
-        pointers = sorted(Path(config.hydra.sweep.dir).glob(f"*/{POINTER}"))
-        paths = dict.fromkeys(line for pointer in pointers for line in pointer.read_text().splitlines())
-        sources = [(load(Path(path)), Path(path)) for path in paths if Path(path).is_file()]
-        if not sources:
-            return
-        output = Path(config.output)
-        name = config.sweep_name or "sweep_" + "_".join(sorted({record.task for record, _ in sources}))
-        built = table.build("Sweep", sorted(sources, key=_order))
-        table.write(built, output / "tables", name)
-        figure.sweep_figure(built.title, built.rows, output / "figures" / f"{name}.png")
-        table.show(built, table.wide_console())
-        print(f"{output / 'tables' / name}.md, {output / 'figures' / name}.png")
-        complaint = errors_sentence([record for record, _ in sources])
-        if complaint:
-            print(complaint, file=sys.stderr)
-            raise SystemExit(2)
+    Exit code 2 if a video was unreadable.
+    """
+    pointers = sorted(Path(config.hydra.sweep.dir).glob(f"*/{POINTER}"))
+    paths = dict.fromkeys(line for pointer in pointers for line in pointer.read_text().splitlines())
+    sources = [(load(Path(path)), Path(path)) for path in paths if Path(path).is_file()]
+    if not sources:
+        return
+    output = Path(config.output)
+    name = config.sweep_name or "sweep_" + "_".join(sorted({record.task for record, _ in sources}))
+    built = table.build("Sweep", sorted(sources, key=_order))
+    table.write(built, output / "tables", name)
+    figure.sweep_figure(built.title, built.rows, output / "figures" / f"{name}.png")
+    table.show(built, table.wide_console())
+    print(f"{output / 'tables' / name}.md, {output / 'figures' / name}.png")
+    complaint = errors_sentence([record for record, _ in sources])
+    if complaint:
+        print(complaint, file=sys.stderr)
+        raise SystemExit(2)
 
 
 def _order(source: table.Source) -> tuple[Any, ...]:

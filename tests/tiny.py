@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import av
@@ -26,23 +27,35 @@ from transformers import (
 
 SIDE = 16
 PATCH = 4  # 16 patches a frame, pooled to 4 visual tokens
-SPECIAL = ["<pad>", "<eos>", "<image>", "<video>"]
-CHAT_TEMPLATE = (
-    "{% for message in messages %}{{ message['role'] }}: {% for item in message['content'] %}"
-    "{% if item['type'] == 'video' %}<video>{% elif item['type'] == 'image' %}<image>"
-    "{% else %}{{ item['text'] }}{% endif %}{% endfor %}{{ '\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}assistant: {% endif %}"
-)
 
 
-def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a byte: no vocabulary to learn, any text in and out."""
-    vocabulary = {token: i for i, token in enumerate([*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet())])}
+def byte_tokenizer(special: Sequence[str], **named: str) -> PreTrainedTokenizerFast:
+    """One token a byte: no vocabulary to learn, any text in and out.
+
+    Ids 0 and 1 are padding and end; then come the special tokens. named: those that a processor asks for by attribute.
+    """
+    tokens = ["<pad>", "<eos>", *special]
+    vocabulary = {token: i for i, token in enumerate([*tokens, *sorted(pre_tokenizers.ByteLevel.alphabet())])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", additional_special_tokens=SPECIAL[2:]
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        additional_special_tokens=list(special),
+        padding_side="left",
+        **named,
+    )
+
+
+def chat_template(image: str, video: str) -> str:
+    """Turns as "role: content" lines, with these placeholders for images and videos."""
+    return (
+        "{% for message in messages %}{{ message['role'] }}: {% for item in message['content'] %}"
+        "{% if item['type'] == 'video' %}" + video + "{% elif item['type'] == 'image' %}" + image + "{% else %}"
+        "{{ item['text'] }}{% endif %}{% endfor %}{{ '\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
     )
 
 
@@ -51,10 +64,10 @@ def tiny_processor() -> LlavaOnevisionProcessor:
     return LlavaOnevisionProcessor(
         image_processor=LlavaOnevisionImageProcessor(size=size, image_grid_pinpoints=pinpoints),
         video_processor=LlavaOnevisionVideoProcessor(size=size),
-        tokenizer=tiny_tokenizer(),
+        tokenizer=byte_tokenizer(["<image>", "<video>"]),
         num_image_tokens=(SIDE // PATCH) ** 2,
         vision_feature_select_strategy="full",
-        chat_template=CHAT_TEMPLATE,
+        chat_template=chat_template("<image>", "<video>"),
     )
 
 

@@ -110,10 +110,11 @@ class Bound:
         undo.callback(self.model.set_attn_implementation, {key: before})
         self.model.set_attn_implementation({key: attention.NAME})
 
-        def hook(module: nn.Module, function: Callable[..., None]) -> None:
+        def hook(module: nn.Module, function: Callable[..., Any]) -> None:
             undo.callback(module.register_forward_pre_hook(function, with_kwargs=True).remove)
 
         hook(self.model, self._check_request)
+        hook(self.model, self._place)
         hook(self.adapter.language_model(self.model), self._observe)
         if self.sensitivity is None:
             from windowquant.online import watch_layers
@@ -136,6 +137,15 @@ class Bound:
                 "The cache belongs to another prompt than the one it is used with; make a cache for each request with "
                 "new_cache(inputs)."
             )
+
+    def _place(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
+        """Positions of a prompt whose model would otherwise count from those of its latest request."""
+        cache, given = self._cache_in(kwargs), kwargs.get("input_ids", args[0] if args else kwargs.get("inputs_embeds"))
+        if cache is None or not isinstance(given, Tensor):
+            return None
+        (rows, columns), start, prompt = given.shape[:2], cache.get_seq_length(), cache.request.prompt
+        positions = prompt.position_ids(start, start + columns, rows // prompt.batch)
+        return None if positions is None else (args, {**kwargs, "position_ids": positions.to(given.device)})
 
     def _observe(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         cache, embeds = self._cache_in(kwargs), kwargs.get("inputs_embeds")

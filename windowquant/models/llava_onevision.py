@@ -1,10 +1,12 @@
 """LLaVA-OneVision (https://arxiv.org/abs/2408.03326), `LlavaOnevisionForConditionalGeneration`."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from transformers import PreTrainedModel
 
 from windowquant.models.adapter import Adapter
+from windowquant.models.pictures import Run
 
 
 class LlavaOnevision(Adapter):
@@ -17,5 +19,10 @@ class LlavaOnevision(Adapter):
 
     model_type = "llava_onevision"
 
-    def language_model(self, model: PreTrainedModel) -> Any:
-        return model.model.language_model
+    def frames_in(self, model: PreTrainedModel, inputs: Mapping[str, Any], run: Run) -> list[int]:
+        if run.kind == "image":
+            return [run.length]
+        vision = model.config.vision_config
+        pooled = -(-(vision.image_size // vision.patch_size) // 2)  # 2x2 to one, rounded up
+        frames = (run.length - 1) // pooled**2
+        return [pooled**2] * (frames - 1) + [pooled**2 + 1]

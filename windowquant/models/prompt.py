@@ -17,12 +17,14 @@ class Prompt:
     """The tokens of a request, on the CPU.
 
     input_ids: int64 [B, T]. attended: bool [B, T], False on padding. visual: bool [B, T], True where the language model
-    receives a vision feature instead of a word embedding (separators that the projector emits included).
+    receives a vision feature instead of a word embedding (separators that the projector emits included). positions:
+    rotary positions int64 [P, B, T] where the model does not simply count its tokens, else None.
     """
 
     input_ids: Tensor
     attended: Tensor
     visual: Tensor
+    positions: Tensor | None = None
     _windows: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -56,6 +58,17 @@ class Prompt:
         columns = self.visual.any(0).nonzero().flatten()
         return int(columns[-1]) + 1 if len(columns) else 0
 
+    def position_ids(self, start: int, stop: int, times: int = 1) -> Tensor | None:
+        """Rotary positions of columns `start` to `stop`, every row `times` times in place: int64 [P, B * times, t].
+
+        Columns after the prompt's end are text and count on from its last. None where the model counts by itself.
+        """
+        if self.positions is None:
+            return None
+        known = self.positions[..., start:stop]
+        later = torch.arange(max(start, self.length), max(stop, self.length)) - self.length + 1
+        return torch.cat([known, self.positions[..., -1:] + later], dim=-1).repeat_interleave(times, dim=1)
+
     def windows(self, window_size: int) -> Tensor:
         """Columns of every window: int64 [B, W, S] with W the most windows of any row; -1 where a row has fewer.
 
@@ -77,7 +90,8 @@ class Prompt:
         """The prompt with every row repeated `times` times in place, as `generate` does for beams."""
         if times == 1:
             return self
-        return Prompt(*(x.repeat_interleave(times, 0) for x in (self.input_ids, self.attended, self.visual)))
+        rows = (x.repeat_interleave(times, 0) for x in (self.input_ids, self.attended, self.visual))
+        return Prompt(*rows, None if self.positions is None else self.positions.repeat_interleave(times, 1))
 
 
 @dataclass(frozen=True, eq=False)

@@ -223,7 +223,10 @@ def test_a_table_is_planned_run_in_processes_and_resumed(
     assert first["stand_in"]
     assert first["paper"][0]["model"] == "Video-LLaVA"
     assert all(Path(row["record"]).is_file() for row in first["rows"])
-    assert "10 cells, 0 of them finished already" in capfd.readouterr().out
+    printed = capfd.readouterr().out
+    assert "10 cells, 0 of them finished already" in printed
+    assert "table1_mini_llava_onevision_context.png" in printed.replace("\n", "")
+    assert (tmp_path / "results/figures/table1_mini_llava_onevision_context.png").is_file()
     monkeypatch.setattr(workers, "ProcessPoolExecutor", lambda *_: pytest.fail("a finished table was run again"))
     assert call("table", *tiny_table) == 0
     second = json.loads((tmp_path / "results/tables/table1.json").read_text())

@@ -21,6 +21,7 @@ from windowquant.harness.sweep import errors_sentence, in_multirun, leave_pointe
 from windowquant.harness.workers import run_cells
 from windowquant.report import table
 from windowquant.report.paper import paper_rows
+from windowquant.report.pareto import pareto_figures
 
 
 def run_command(cfg: DictConfig) -> None:
@@ -75,7 +76,8 @@ def table_command(cfg: DictConfig) -> None:
     built = table.build(experiment.title, sources, paper)
     table.write(built, output / "tables", experiment.name)
     table.show(built, console)
-    console.print(f"{output / 'tables' / experiment.name}.md, .csv, .json")
+    figures = pareto_figures(built.title, built.rows, output / "figures", experiment.name)
+    console.print(f"{output / 'tables' / experiment.name}.md, .csv, .json{''.join(f', {path}' for path in figures)}")
     complaint = errors_sentence([record for record, _ in sources])
     if complaint:
         raise UserError(complaint)

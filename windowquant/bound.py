@@ -17,8 +17,8 @@ from windowquant.cache.request import CacheRequest
 from windowquant.errors import UserError
 from windowquant.kernels import get_backend
 from windowquant.models import Prompt, adapter_for, cache_keyword
-from windowquant.models.features import visual_features
-from windowquant.planning import RequestPlanner
+from windowquant.models.features import VisualFeatures, put_back, visual_features
+from windowquant.planning import RequestPlanner, kv_shape
 
 if TYPE_CHECKING:
     from windowquant.method import Method
@@ -86,11 +86,12 @@ class Bound:
         prompt = self.adapter.prompt(self.model, inputs)
         if prompt.visual_end == 0:
             warnings.warn("The prompt holds no visual tokens, so nothing is quantized.", stacklevel=2)
-        planner = RequestPlanner(self.method, prompt, self.layers, self.sensitivity, self._embed_text)
+        kv = kv_shape(self.text_config)
+        planner = RequestPlanner(self.method, prompt, self.layers, self.sensitivity, self._embed_text, kv)
         request = CacheRequest(prompt, self.method.recipe(), planner.row, self._attend, self._check_active)
         return PackedCache(request, planner, self.layers)
 
-    def visual_features(self, inputs: Mapping[str, Any]) -> Tensor:
+    def visual_features(self, inputs: Mapping[str, Any]) -> VisualFeatures:
         """Visual tokens [M, C] of one request as they enter the language model; see `models.features`."""
         return visual_features(self.adapter, self.model, inputs)
 
@@ -147,10 +148,12 @@ class Bound:
         positions = prompt.position_ids(start, start + columns, rows // prompt.batch)
         return None if positions is None else (args, {**kwargs, "position_ids": positions.to(given.device)})
 
-    def _observe(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _observe(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        kwargs = put_back(kwargs)
         cache, embeds = self._cache_in(kwargs), kwargs.get("inputs_embeds")
         if cache is not None and isinstance(embeds, Tensor):
             cache.planner.observe(embeds)
+        return args, kwargs
 
 
 def _continues(prompt: Prompt, start: int, ids: Tensor) -> bool:

@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from windowquant.models import Adapter
-from windowquant.models.features import embed_prompt
+from windowquant.models.features import KEYWORD, PlacedFeatures
 from windowquant.models.prompt import require_ids
 
 
@@ -15,12 +15,13 @@ def first_columns(adapter: Adapter, model: PreTrainedModel, inputs: Mapping[str,
     """What the model's `forward` takes to prefill the first `columns` tokens of processor outputs, pixels included.
 
     Whatever has one entry per token is cut to them; a mask without padding is left out. With `visual_features` in place
-    of the pixels (see `Bound.visual_features`), the embeddings are put together here.
+    of the pixels (see `Bound.visual_features`), they come with the columns they belong to; the bound model takes them.
     """
     ids, attended = require_ids(inputs)
     left_out = {"attention_mask"} if bool(attended[:, :columns].all()) else set()
-    if "visual_features" in inputs:
-        inputs = {**inputs, "inputs_embeds": embed_prompt(adapter, model, inputs)}
-        left_out |= {"input_ids", "visual_features", *adapter.pixel_keys, *adapter.pixel_size_keys}
+    if KEYWORD in inputs:
+        visual = adapter.is_visual(model, ids[:, :columns]) & attended[:, :columns]
+        inputs = {**inputs, KEYWORD: PlacedFeatures(inputs[KEYWORD], visual)}
+        left_out |= {*adapter.pixel_keys}
     given = {key: value for key, value in inputs.items() if key not in left_out}
     return {k: v[:, :columns] if isinstance(v, Tensor) and v.shape[:2] == ids.shape else v for k, v in given.items()}

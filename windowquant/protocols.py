@@ -135,6 +135,10 @@ class Session:
     @torch.no_grad()
     def _forward(self, keep: int = 1, **inputs: Any) -> Tensor:
         """Logits [keep, V] float32 of the last `keep` of the next tokens."""
+        start, device = self.cache.get_seq_length(), self.bound.device
+        positions = self.prompt.position_ids(start, start + inputs["input_ids"].shape[1])
+        if positions is not None:
+            inputs["position_ids"] = positions.to(device)
         inputs[self.bound.cache_keyword] = self.cache
         return self.bound.model(**inputs, use_cache=True, logits_to_keep=keep).logits[0].float()
 

@@ -86,7 +86,7 @@ def test_prefill_in_pieces_is_bit_identical(split: int) -> None:
     for method in (dynamic, exact):
         with method.bind(model) as bound, torch.no_grad():
             embeds = model.get_input_embeddings()(inputs["input_ids"])
-            embeds[0, bound.adapter.prompt(model, inputs).visual[0]] = bound.visual_features(inputs)
+            embeds[0, bound.adapter.prompt(model, inputs).visual[0]] = bound.visual_features(inputs).tokens
             keyword, cache = bound.cache_keyword, bound.new_cache(inputs)
             first = model(inputs_embeds=embeds[:, :split], **{keyword: cache}).logits
             second = model(inputs_embeds=embeds[:, split:], **{keyword: cache}).logits

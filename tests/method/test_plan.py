@@ -42,7 +42,7 @@ def embeddings(model, inputs) -> list[tuple[list, list]]:
             alone = {key: value[row : row + 1] for key, value in inputs.items()}
             ids, on = alone["input_ids"][0], alone["attention_mask"][0].bool()
             text = model.get_input_embeddings()(ids[on & (ids != VIDEO)])
-            rows.append((bound.visual_features(alone).double().tolist(), text.double().tolist()))
+            rows.append((bound.visual_features(alone).tokens.double().tolist(), text.double().tolist()))
     return rows
 
 

@@ -11,7 +11,7 @@ def test_features_equal_the_vision_modules_output_and_the_model_is_left_alone() 
     model, inputs = tiny_model(), video_inputs(frames=3)
     before = model(**inputs).logits
     with get_method("fp16").bind(model) as bound:
-        features = bound.visual_features(inputs)
+        features = bound.visual_features(inputs).tokens
     frames = model.model.vision_tower(inputs["pixel_values_videos"][0], output_hidden_states=True).hidden_states[-1]
     pooled = model.model.apply_pooling(model.model.multi_modal_projector(frames)).flatten(0, 1)
     torch.testing.assert_close(features, torch.cat([pooled, model.model.image_newline[None]]))

@@ -24,7 +24,6 @@ class Adapter:
     model_type: ClassVar[str]
     placeholder_keys: ClassVar[tuple[str, ...]] = ("image_token_id", "video_token_id")
     pixel_keys: ClassVar[tuple[str, ...]] = ("pixel_values", "pixel_values_videos", "mm_encoder_outputs")
-    pixel_size_keys: ClassVar[tuple[str, ...]] = ("image_sizes", "image_sizes_videos", "batch_num_images")
     text_config_key: str = "text_config"
     exact_features: ClassVar[bool] = True
     """Whether all that the language model learns of the pixels enters it with its inputs, so that recording these once

@@ -5,11 +5,13 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any, ClassVar, get_args
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from windowquant.bound import Bound
 from windowquant.cache.recipe import KV_DTYPES, Recipe
+from windowquant.core.plan import BitPlan, KVShape, v_bits_of
 from windowquant.core.quantizer import Granularity, ZeroPoint
 from windowquant.errors import UserError
 from windowquant.models import Embeddings, Prompt
@@ -86,6 +88,15 @@ class Method:
         W = 0 cuts no windows at all: everything stays in 16 bit.
         """
         raise NotImplementedError
+
+    def plan(self, prompt: Prompt, scores: list[Tensor] | None, sensitivity: Tensor, kv: KVShape) -> BitPlan:
+        """What `bits` says, as the plan of the request. kv: KV heads and channels of the model's layers."""
+        return self._planned(self.bits(prompt, scores, sensitivity))
+
+    def _planned(self, bits: Tensor, alpha: float | None = None) -> BitPlan:
+        bits, v_widths = bits.to("cpu", torch.int8), self.recipe().v_widths
+        v_bits = v_bits_of(bits, v_widths) if v_widths else None
+        return BitPlan.from_tensor(bits, self.window_size, self.described(), v_bits, alpha)
 
     def recipe(self) -> Recipe:
         """How the cache stores what the plan says."""

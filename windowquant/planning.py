@@ -2,12 +2,12 @@
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from windowquant.core.plan import BitPlan
+from windowquant.core.plan import BitPlan, KVShape
 from windowquant.core.sensitivity import hidden_similarity
 from windowquant.models import Embeddings, Prompt
 from windowquant.timing import synchronize
@@ -23,11 +23,19 @@ def _take(x: Tensor, rows: Tensor) -> Tensor:
     return x[rows.to(x.device)]
 
 
+def kv_shape(text_config: Any) -> KVShape:
+    """KV heads and their channels, from the configuration of a language model."""
+    heads = text_config.num_attention_heads
+    kv_heads = getattr(text_config, "num_key_value_heads", None) or heads
+    return KVShape(kv_heads, getattr(text_config, "head_dim", None) or text_config.hidden_size // heads)
+
+
 class RequestPlanner:
     """Plans one request: collects what enters the language model, then answers for the bits of each layer.
 
     `sensitivity` None means "online": layer l is planned only once its own hidden states were seen (`learn`).
-    `row` is None until then. `search_s`: seconds spent on text embeddings, scores and the search.
+    `row` is None until then. `kv`: sizes of the model's K and V. `search_s`: seconds spent on text embeddings, scores
+    and the search.
     """
 
     def __init__(
@@ -37,15 +45,16 @@ class RequestPlanner:
         layers: int,
         sensitivity: tuple[float, ...] | None,
         embed_text: Callable[[Tensor], Tensor],
+        kv: KVShape,
     ) -> None:
         self.prompt, self.scores, self.search_s = prompt, None, 0.0
-        self._method, self._embed_text = method, embed_text
+        self._method, self._embed_text, self._kv = method, embed_text, kv
         self._online = sensitivity is None
         self._sensitivity = torch.tensor(sensitivity if sensitivity is not None else [0.0] * layers)
         self._cosines = [(0.0, 0)] * layers  # sum and number of token cosines seen so far, a layer
         self._visual: list[list[Tensor]] = [[] for _ in range(prompt.batch)]
         self._seen = 0
-        self._bits: Tensor | None = None
+        self._plan: BitPlan | None = None
 
     scores: list[Tensor] | None
 
@@ -54,7 +63,7 @@ class RequestPlanner:
 
         With k copies of every row (beams), the first copy is looked at.
         """
-        if self._bits is not None:
+        if self._plan is not None:
             return
         rows, start = embeds[:: embeds.shape[0] // self.prompt.batch], self._seen
         self._seen += embeds.shape[1]
@@ -75,19 +84,19 @@ class RequestPlanner:
         ]
         visual = [parts[0] if len(parts) == 1 else torch.cat(parts) for parts in self._visual]
         self.scores = self._method.scores(Embeddings(visual, text))
-        self._plan()
+        self._plan = self._planned()
         self._visual = []
         synchronize(device)
         self.search_s += time.perf_counter() - start
 
-    def _plan(self) -> None:
-        self._bits = self._method.bits(self.prompt, self.scores, self._sensitivity).to("cpu", torch.int8)
+    def _planned(self) -> BitPlan:
+        return self._method.plan(self.prompt, self.scores, self._sensitivity, self._kv)
 
     def row(self, layer: int) -> tuple[int, ...] | None:
-        """Bits of each window in `layer`, or None while they are not known."""
-        if self._bits is None or (self._online and self._cosines[layer][1] == 0):
+        """Bits of each window (of its K) in `layer`, or None while they are not known."""
+        if self._plan is None or (self._online and self._cosines[layer][1] == 0):
             return None
-        return tuple(self._bits[layer].tolist())
+        return self._plan.bits[layer]
 
     def learn(self, layer: int, h_in: Tensor, h_out: Tensor, start: int) -> None:
         """Online: take in a layer's hidden states [B, t, C] around its attention, columns `start` to `start + t`."""
@@ -101,8 +110,10 @@ class RequestPlanner:
         total, seen = self._cosines[layer]
         self._cosines[layer] = total + similarity * count, seen + count
         self._sensitivity[layer] = self._cosines[layer][0] / self._cosines[layer][1]
-        if self._bits is not None:
-            self._plan()
+        if self._plan is not None:
+            start_s = time.perf_counter()
+            self._plan = self._planned()
+            self.search_s += time.perf_counter() - start_s
 
     @property
     def sensitivity(self) -> tuple[float, ...]:
@@ -111,6 +122,4 @@ class RequestPlanner:
 
     def plan(self) -> BitPlan | None:
         """The finished plan, or None before the search."""
-        if self._bits is None:
-            return None
-        return BitPlan.from_tensor(self._bits, self._method.window_size, self._method.described())
+        return self._plan

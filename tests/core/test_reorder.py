@@ -1,19 +1,32 @@
-"""Grouping windows by bit-width."""
+"""Grouping windows by bit-width, and leaving them in place."""
+
+from itertools import pairwise
 
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windowquant.core.reorder import grouping
+from windowquant.core.reorder import grouping, in_place
+
+BITS = st.lists(st.sampled_from([16, 8, 4, 2]), max_size=40)
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(st.sampled_from([16, 8, 4, 2]), max_size=40))
+@given(BITS)
 def test_stable_sort_widest_first(bits: list[int]) -> None:
     result = grouping(torch.tensor(bits, dtype=torch.int8))
     assert result.permutation.dtype == torch.int64
     assert result.permutation.tolist() == sorted(range(len(bits)), key=lambda i: (-bits[i], i))
-    expected = {width: tuple(i for i, b in enumerate(bits) if b == width) for width in (16, 8, 4, 2)}
-    assert {width: result.windows(width) for width in expected} == expected
-    assert [width for width, _, _ in result.groups] == [width for width, found in expected.items() if found]
-    assert [end - start for _, start, end in result.groups] == [len(found) for found in expected.values() if found]
+    expected = {width: [i for i, b in enumerate(bits) if b == width] for width in (16, 8, 4, 2)}
+    found = {width: result.permutation[start:end].tolist() for width, start, end in result.groups}
+    assert found == {width: windows for width, windows in expected.items() if windows}
+    assert list(found) == sorted(found, reverse=True)
+
+
+@settings(max_examples=50, deadline=None)
+@given(BITS)
+def test_in_place_is_the_windows_order_in_runs_as_long_as_can_be(bits: list[int]) -> None:
+    result = in_place(torch.tensor(bits, dtype=torch.int8))
+    assert result.permutation.tolist() == list(range(len(bits)))
+    assert [width for width, start, end in result.groups for _ in range(start, end)] == bits
+    assert all(before[2] == after[1] and before[0] != after[0] for before, after in pairwise(result.groups))

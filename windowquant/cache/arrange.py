@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from windowquant.cache.recipe import Recipe
-from windowquant.core.reorder import grouping
+from windowquant.core.reorder import grouping, in_place
 from windowquant.models.prompt import Prompt
 
 
@@ -27,9 +27,9 @@ class SegmentPlace:
 class Arrangement:
     """Stored order of the first `length` columns of a layer; CPU tensors of int64.
 
-    segments: windows of which K or V is quantized, widest codes first. kept: [B, T16] the other columns, which stay in
-    16 bit, ascending, with -1 in front where a row has fewer of them than another. kept_visual: how many of them, over
-    all rows, are visual.
+    segments: windows of which K or V is quantized, widest codes first, or all windows in runs if they stay in place.
+    kept: [B, T16] the other columns, which stay in 16 bit, ascending, with -1 in front where a row has fewer of them
+    than another. kept_visual: how many of them, over all rows, are visual.
     """
 
     length: int
@@ -53,18 +53,21 @@ class Arrangement:
 
 
 def arrange(prompt: Prompt, recipe: Recipe, bits: tuple[int, ...], length: int) -> Arrangement:
-    """Group the windows by `bits` [W or 0] and find the columns of everything among the first `length` ones."""
+    """Group the windows by `bits` [W or 0] and find the columns of everything among the first `length` ones.
+
+    If windows stay in place, those of 16 bits become segments between the others, unless there are no others.
+    """
     kept = torch.ones(prompt.batch, length, dtype=torch.bool)
     if recipe.drops_visual:
         return _arrangement(prompt, (), kept & ~prompt.visual[:, :length])
-    if not bits:
+    if all(width == recipe.v_bits(width) == 16 for width in bits):
         return _arrangement(prompt, (), kept)
     columns = prompt.windows(recipe.window_size)
-    groups = grouping(torch.tensor(bits, dtype=torch.int8))
+    groups = (grouping if recipe.reorder else in_place)(torch.tensor(bits, dtype=torch.int8))
     segments = []
     for width, start, end in groups.groups:
         v_width = recipe.v_bits(width)
-        if width == v_width == 16:
+        if recipe.reorder and width == v_width == 16:
             continue
         windows = groups.permutation[start:end]
         place = SegmentPlace(width, v_width, tuple(windows.tolist()), columns[:, windows])

@@ -1,5 +1,6 @@
 """The cache of one request, behind transformers' `Cache` interface."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -17,8 +18,8 @@ class RequestStats:
     """What planning and packing one request took and decided.
 
     search_s, pack_s: seconds. plan: None before the search. scores: per row [W_b] float32, or None for a method that
-    looks at nothing. sensitivity: s_l per layer. bits: share of the visual tokens (mean over layers) at each bit-width
-    in use, widest first; those outside whole windows count as 16 bit, dropped ones as 0.
+    looks at nothing. sensitivity: s_l per layer. bits: share of the visual tokens (mean over layers, K and V) at each
+    bit-width in use, widest first; those outside whole windows count as 16 bit, dropped ones as 0.
     """
 
     search_s: float
@@ -71,11 +72,14 @@ class PackedCache(Cache):
             return {}
         if self.request.recipe.drops_visual:
             return {0: 1.0}
-        size = self.request.recipe.window_size
-        tokens: dict[int, int] = {}
+        recipe, tokens = self.request.recipe, Counter[int]()  # of K and of V
         for row in rows:
-            held = (self.request.prompt.windows(size)[..., 0] >= 0).sum(0).tolist() if row else []  # rows with window w
-            for width, count in zip(row or (), held, strict=True):
-                tokens[width] = tokens.get(width, 0) + count * size
-        tokens[16] = tokens.get(16, 0) + total * len(rows) - sum(tokens.values())
-        return {width: tokens[width] / (total * len(rows)) for width in sorted(tokens, reverse=True) if tokens[width]}
+            if not row:
+                continue
+            held = (self.request.prompt.windows(recipe.window_size)[..., 0] >= 0).sum(0).tolist()  # rows with window w
+            for width, count in zip(row, held, strict=True):
+                tokens[width] += count * recipe.window_size
+                tokens[recipe.v_bits(width)] += count * recipe.window_size
+        every = 2 * total * len(rows)
+        tokens[16] += every - tokens.total()
+        return {width: tokens[width] / every for width in sorted(tokens, reverse=True) if tokens[width]}

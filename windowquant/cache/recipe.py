@@ -15,7 +15,8 @@ class Recipe:
 
     window_size: tokens a window (S). granularity, zero_point: of the quantizer. kv_dtype: "auto" or "model" (see
     `storage_dtype`). drops_visual: visual tokens are discarded after prefill instead of stored. v_widths: pairs (bits
-    of K, bits of V) for windows whose V does not have the plan's bit-width, which is that of K.
+    of K, bits of V) for windows whose V does not have the plan's bit-width, which is that of K. reorder: windows of one
+    bit-width are stored together (Algorithm 2), not in the video's order.
     """
 
     window_size: int
@@ -24,6 +25,7 @@ class Recipe:
     kv_dtype: str = "auto"
     drops_visual: bool = False
     v_widths: tuple[tuple[int, int], ...] = ()
+    reorder: bool = True
 
     def v_bits(self, bits: int) -> int:
         """Bits of a window's V where the plan, and so its K, has `bits`."""

@@ -1,6 +1,7 @@
-"""Bringing windows of one bit-width together (paper, Algorithm 2)."""
+"""Bringing windows of one bit-width together (paper, Algorithm 2), or leaving them in place."""
 
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -10,26 +11,19 @@ from windowquant.core.plan import PLAN_BITS
 
 @dataclass(frozen=True)
 class Grouping:
-    """A layer's windows ordered FP16 | INT8 | INT4 | INT2.
+    """The order in which a layer's windows are stored.
 
     permutation: int64 [W]; the window at place i is permutation[i] of the original.
-    groups: (bits, start, end) of each bit-width in use, widest first; its windows are permutation[start:end], in their
+    groups: (bits, start, end) of neighbours of one bit-width; these windows are permutation[start:end], in their
         original order.
     """
 
     permutation: Tensor
     groups: tuple[tuple[int, int, int], ...]
 
-    def windows(self, bits: int) -> tuple[int, ...]:
-        """Original indices of the windows of one bit-width, ascending; empty if none has it."""
-        for width, start, end in self.groups:
-            if width == bits:
-                return tuple(self.permutation[start:end].tolist())
-        return ()
-
 
 def grouping(bits: Tensor) -> Grouping:
-    """Group the windows of one layer by their `bits` [W]: a stable sort, widest first."""
+    """Group the windows of one layer by their `bits` [W], FP16 | INT8 | INT4 | INT2: a stable sort, widest first."""
     permutation = torch.argsort(bits, descending=True, stable=True)
     groups, start = [], 0
     for width in PLAN_BITS:
@@ -38,3 +32,13 @@ def grouping(bits: Tensor) -> Grouping:
             groups.append((width, start, start + count))
             start += count
     return Grouping(permutation, tuple(groups))
+
+
+def in_place(bits: Tensor) -> Grouping:
+    """The windows of one layer as they are, in groups wherever their `bits` [W] change."""
+    groups, start = [], 0
+    for width, run in groupby(bits.tolist()):
+        end = start + len(list(run))
+        groups.append((width, start, end))
+        start = end
+    return Grouping(torch.arange(len(bits)), tuple(groups))

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from windowquant.planning import kv_shape
 from windowquant.protocols import Reply
 
 
@@ -29,9 +30,8 @@ def fidelity(divergences: Mapping[int, tuple[float, float]]) -> dict[str, Any]:
 def bytes_per_token(config: Any) -> int:
     """Bytes of one token's K and V in 16 bits, all layers: 2 tensors x 2 bytes x layers x KV heads x head_dim."""
     text = config.get_text_config()
-    heads = text.num_attention_heads
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
-    return 4 * text.num_hidden_layers * (getattr(text, "num_key_value_heads", None) or heads) * head_dim
+    heads, channels = kv_shape(text)
+    return 4 * text.num_hidden_layers * heads * channels
 
 
 def measure(replies: Sequence[Reply], token_bytes: int) -> dict[str, Any]:

@@ -47,6 +47,8 @@ def calibration_of(method: Method, checkpoint: str) -> list[float] | None:
 
 def _check_type(field: str, value: Any, default: Any) -> None:
     number = isinstance(value, int | float) and not isinstance(value, bool)
+    if isinstance(default, bool):
+        return  # the method's own check suffices
     if isinstance(default, int) and not (number and isinstance(value, int)):
         raise UserError(f"{field} is {value!r}: give a whole number.")
     if isinstance(default, float) and not number:

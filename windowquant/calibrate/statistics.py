@@ -1,0 +1,121 @@
+"""Statistics of a model's queries, keys and values, measured once on a few prompts and kept in a file."""
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from windowquant.calibrate.origin import Origin, model_name, run_samples
+from windowquant.calibrate.states import States, watch_states
+from windowquant.errors import UserError
+from windowquant.models import Prompt
+
+FILE_NAME = "windowquant_statistics.safetensors"
+_ORIGIN = "origin"
+
+
+class Reducer(Protocol):
+    """Takes in the states of every layer and prompt, and makes of them what a method is calibrated with."""
+
+    def seen(self, layer: int, states: States) -> None:
+        """Take in one layer's states of one prompt."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What came out, by name, on the CPU; the first dimension is the layer."""
+
+
+class Ranges:
+    """Least and largest value of each channel over all tokens: `<states>.low` and `<states>.high`, float32 [L, H, D].
+
+    <states> is query (Hq heads instead of H), key, value or unrotated_key, see `States`.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[str, dict[int, tuple[Tensor, Tensor]]] = {}
+
+    def seen(self, layer: int, states: States) -> None:
+        for name, x in vars(states).items():
+            if len(x) == 0:
+                continue
+            low, high = (end.float().cpu() for end in torch.aminmax(x, dim=0))
+            layers = self._found.setdefault(name, {})
+            if layer in layers:
+                low, high = torch.minimum(low, layers[layer][0]), torch.maximum(high, layers[layer][1])
+            layers[layer] = low, high
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {
+            f"{name}.{end}": torch.stack([layers[index][which] for index in sorted(layers)])
+            for name, layers in self._found.items()
+            for which, end in enumerate(("low", "high"))
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Statistics:
+    """What was measured, tensors [L, ...] by name (see the reducers), and of which model and prompts it tells."""
+
+    origin: Origin
+    tensors: Mapping[str, Tensor]
+
+    def peak(self, states: str) -> Tensor:
+        """Largest absolute value of each channel of these states (see `Ranges`): float32 [L, H, D]."""
+        return torch.maximum(self.tensors[f"{states}.low"].abs(), self.tensors[f"{states}.high"].abs())
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write safetensors with the origin as JSON in its metadata; the file appears whole or not at all."""
+        target = Path(path)
+        temporary = target.with_name(target.name + ".tmp")
+        save_file(dict(self.tensors), temporary, metadata={_ORIGIN: json.dumps(asdict(self.origin))})
+        temporary.replace(target)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Statistics":
+        """Read what `save` wrote; UserError if it is missing or something else."""
+        try:
+            with safe_open(path, framework="pt") as file:
+                found = json.loads((file.metadata() or {})[_ORIGIN])
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+            origin: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
+            return cls(Origin(**origin), tensors)
+        except FileNotFoundError:
+            raise UserError(f"There is no statistics file {path}; make one with scripts/calibrate.py.") from None
+        except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
+            raise UserError(f"{path} is not a statistics file ({error}); make it with scripts/calibrate.py.") from None
+
+
+def load_statistics(model: PreTrainedModel, path: str | os.PathLike[str] | None = None) -> Statistics:
+    """The statistics of a loaded model, from `path` or from the file beside its weights.
+
+    Raises UserError if there is none, or if it is of another model or of another state of its weights.
+    """
+    found = Path(path) if path is not None else Path(model_name(model)) / FILE_NAME
+    statistics = Statistics.load(found)
+    statistics.origin.check(model, found)
+    return statistics
+
+
+def measure_statistics(
+    model: PreTrainedModel, samples: Iterable[Mapping[str, Any]], reducers: Sequence[Reducer] = ()
+) -> Statistics:
+    """Prefill each sample (processor outputs, on the model's device) and reduce what is seen; `Ranges` by default."""
+    reducers = reducers or (Ranges(),)
+
+    def watch(prompt: Prompt, undo: ExitStack) -> None:
+        def seen(layer: int, states: States) -> None:
+            for reducer in reducers:
+                reducer.seen(layer, states)
+
+        watch_states(model, prompt, seen, undo)
+
+    origin = run_samples(model, samples, watch)
+    return Statistics(origin, {name: x for reducer in reducers for name, x in reducer.tensors().items()})

@@ -14,10 +14,11 @@ from transformers import Cache, PreTrainedModel
 from windowquant import attention
 from windowquant.cache.packed_cache import PackedCache
 from windowquant.cache.request import CacheRequest
+from windowquant.cache.request_cache import RequestCache
 from windowquant.errors import UserError
 from windowquant.kernels import get_backend
 from windowquant.models import Prompt, adapter_for, cache_keyword
-from windowquant.models.features import VisualFeatures, put_back, visual_features
+from windowquant.models.features import VisualFeatures, take_features, visual_features
 from windowquant.planning import RequestPlanner, kv_shape
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class Bound:
         with ExitStack() as undo:
             _bound_models.add(self.model)
             undo.callback(_bound_models.discard, self.model)
+            undo.callback(take_features(self.adapter.language_model(self.model)).remove)
             self._install(undo)
             self._undo = undo.pop_all()
         return self
@@ -122,9 +124,9 @@ class Bound:
 
             watch_layers(self.adapter.decoder_layers(self.model), self._cache_in, undo)
 
-    def _cache_in(self, kwargs: Mapping[str, Any]) -> PackedCache | None:
+    def _cache_in(self, kwargs: Mapping[str, Any]) -> RequestCache | None:
         cache = kwargs.get(self.cache_keyword)
-        return cache if isinstance(cache, PackedCache) else None
+        return cache if isinstance(cache, RequestCache) else None
 
     def _check_request(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         cache, ids = self._cache_in(kwargs), kwargs.get("input_ids", args[0] if args else None)
@@ -148,12 +150,10 @@ class Bound:
         positions = prompt.position_ids(start, start + columns, rows // prompt.batch)
         return None if positions is None else (args, {**kwargs, "position_ids": positions.to(given.device)})
 
-    def _observe(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        kwargs = put_back(kwargs)
+    def _observe(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         cache, embeds = self._cache_in(kwargs), kwargs.get("inputs_embeds")
         if cache is not None and isinstance(embeds, Tensor):
-            cache.planner.observe(embeds)
-        return args, kwargs
+            cache.observe(embeds)
 
 
 def _continues(prompt: Prompt, start: int, ids: Tensor) -> bool:

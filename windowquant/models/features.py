@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from windowquant.errors import UserError
@@ -76,15 +76,19 @@ def visual_features(adapter: Adapter, model: PreTrainedModel, inputs: Mapping[st
     raise AssertionError("the language model was not called")
 
 
-def put_back(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The language model's keyword arguments with `PlacedFeatures` among them put where they belong, if there are any."""
+def take_features(language_model: nn.Module) -> Any:
+    """Let the language model take `PlacedFeatures` as its keyword argument `visual_features`; returns the hook."""
+    return language_model.register_forward_pre_hook(_put_back, with_kwargs=True)
+
+
+def _put_back(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
     if KEYWORD not in kwargs:
-        return kwargs
+        return None
     placed: PlacedFeatures = kwargs[KEYWORD]
     rest = {key: value for key, value in kwargs.items() if key != KEYWORD}
-    embeds = rest["inputs_embeds"].clone()
+    rest["inputs_embeds"] = embeds = kwargs["inputs_embeds"].clone()
     visual, features = placed.visual.to(embeds.device), placed.features
     embeds[visual] = features.tokens.to(embeds)
     if features.deeper:
         rest["visual_pos_masks"], rest["deepstack_visual_embeds"] = visual, list(features.deeper)
-    return {**rest, "inputs_embeds": embeds}
+    return args, rest

@@ -282,7 +282,8 @@ def test_calibration_measures_every_layer_and_names_its_file(
     assert call("calibrate", *words, f"data.root={tiny_data}", "device=cpu", "samples=0") == 2
     assert "samples is 0" in capfd.readouterr().err
     assert call("calibrate", *words, f"data.root={tiny_data}", "device=cpu", "samples=2") == 0
-    assert capfd.readouterr().out.strip() == str(path)
+    assert capfd.readouterr().out.split() == [str(path), str(path.with_suffix(".safetensors"))]
+    assert path.with_suffix(".safetensors").is_file()
     found = json.loads(path.read_text())
     assert found["samples"] == 2
     assert len(found["values"]) == 2

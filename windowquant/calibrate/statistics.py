@@ -19,7 +19,7 @@ from windowquant.calibrate.states import States, watch_states
 from windowquant.errors import UserError
 from windowquant.models import Prompt
 
-FILE_NAME = "windowquant_statistics.safetensors"
+FILE_NAME = "windowquant_calibration.safetensors"
 _ORIGIN = "origin"
 
 

@@ -12,6 +12,7 @@ from huggingface_hub import hf_hub_download
 from transformers import AutoModelForImageTextToText, AutoProcessor
 from transformers.utils import logging as transformers_logging
 
+from windowquant.calibration import FILE_NAME as CALIBRATION
 from windowquant.errors import UserError
 from windowquant.harness.settings import ModelSettings
 from windowquant.harness.video import Memory, VideoMemory
@@ -19,6 +20,7 @@ from windowquant.harness.video import Memory, VideoMemory
 CHECKPOINTS = Path(__file__).resolve().parents[1] / "mini" / "checkpoints"
 _WHOLE_FILE = 64 << 20
 _FEATURE_BYTES = 1 << 30
+_CALIBRATION = Path(CALIBRATION).stem
 
 
 @dataclass(frozen=True)
@@ -37,12 +39,13 @@ class Checkpoint:
 class Loaded:
     """A model in evaluation mode on its device, its processor (which takes video paths), and what identifies them.
 
-    `features` remembers what the vision tower made of each video.
+    `frames` are taken of each video. `features` remembers what the vision tower made of each video or image.
     """
 
     model: Any
     processor: Any
     checkpoint: Checkpoint
+    frames: int
     features: Memory = field(default_factory=lambda: Memory(_FEATURE_BYTES))
 
 
@@ -91,9 +94,13 @@ def _hub_commit(name: str, revision: str | None) -> str:
 
 @lru_cache(maxsize=16)
 def hash_folder(folder: str) -> str:
-    """SHA-256 over a folder's files: names, sizes and contents; of files above 64 MiB only the first and last 1 MiB."""
+    """SHA-256 over a folder's files: names, sizes and contents; of files above 64 MiB only the first and last 1 MiB.
+
+    Calibration files are left out: what a method uses of them is in the run's own configuration.
+    """
     total = hashlib.sha256()
-    for path in sorted(p for p in Path(folder).iterdir() if p.suffix in {".json", ".safetensors", ".jinja", ".txt"}):
+    kept = (p for p in Path(folder).iterdir() if p.suffix in {".json", ".safetensors", ".jinja", ".txt"})
+    for path in sorted(p for p in kept if p.stem != _CALIBRATION):
         size = path.stat().st_size
         total.update(f"{path.name}:{size}:".encode())
         with path.open("rb") as file:
@@ -111,7 +118,7 @@ def load(settings: ModelSettings, device: torch.device) -> Loaded:
     """Load model and processor; kept for the next run with the same settings in this process.
 
     Raises:
-        UserError: no such checkpoint, or one that is not an image-text-to-text model with a video processor.
+        UserError: no such checkpoint, one without safetensors, or one that is no image-text-to-text model.
     """
     checkpoint = find(settings.pretrained, settings.revision)
     where = folder_of(checkpoint)
@@ -119,13 +126,25 @@ def load(settings: ModelSettings, device: torch.device) -> Loaded:
     common = {"revision": settings.revision or "main", "trust_remote_code": settings.trust_remote_code}
     try:
         processor = AutoProcessor.from_pretrained(where, **common)
-        model = AutoModelForImageTextToText.from_pretrained(where, dtype=settings.dtype, **common)
+        model = AutoModelForImageTextToText.from_pretrained(
+            where, dtype=settings.dtype, use_safetensors=True, **common
+        )
     except (OSError, ValueError, KeyError, ImportError) as error:
         reason = " ".join(str(error).split())
         raise UserError(
             f"Model '{settings.pretrained}' cannot be loaded as an image-text-to-text model: {reason}"
         ) from error
-    if getattr(processor, "video_processor", None) is None:
-        raise UserError(f"Model '{settings.pretrained}' has no video processor: use one that takes videos.")
-    processor.video_processor = VideoMemory(processor.video_processor, settings.frames)
-    return Loaded(model.eval().to(device), processor, checkpoint)
+    _prepare(processor, settings)
+    return Loaded(model.eval().to(device), processor, checkpoint, settings.frames)
+
+
+def _prepare(processor: Any, settings: ModelSettings) -> None:
+    """Have the processor take paths of videos, if it takes videos."""
+    if getattr(processor, "video_processor", None) is not None:
+        processor.video_processor = VideoMemory(
+            processor.video_processor, settings.frames, max_pixels=settings.max_pixels
+        )
+    elif getattr(processor, "image_processor", None) is None:
+        raise UserError(f"Model '{settings.pretrained}' has no image processor: use one that takes images or videos.")
+    elif settings.max_pixels is not None:
+        raise UserError("model.max_pixels is set, but this model takes no videos: set it to null.")

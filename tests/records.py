@@ -40,6 +40,7 @@ def make_record(**changes: Any) -> RunRecord:
         "kl_se": 0.002,
         "kl_n": 10,
         "agreement": 98.0,
+        "alpha": None,
         "bits": {"16": 1.0},
         "avg_bits": 16.0,
         "visual_tokens": 33.0,

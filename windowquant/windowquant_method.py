@@ -12,6 +12,7 @@ from windowquant.cache.recipe import Recipe
 from windowquant.calibration import load_for
 from windowquant.core.budget import alpha_for, check_target
 from windowquant.core.plan import BitPlan, KVShape, average_bits, check_widths, v_bits_of
+from windowquant.core.quantizer import WITHIN_WINDOWS
 from windowquant.core.search import PAPER_WIDTHS, majority_vote, search_plan, shuffled
 from windowquant.core.similarity import Metric, Scaling, window_scores
 from windowquant.core.thresholds import check_alpha
@@ -20,7 +21,6 @@ from windowquant.method import Method
 from windowquant.models import Embeddings, Prompt
 
 Search = Literal["window", "random", "token"]
-_PER_WINDOW = ("window_channel", "token")  # granularities whose groups lie within one window
 
 
 @dataclass(frozen=True)
@@ -92,10 +92,10 @@ class WindowQuant(Method):
                     "search is 'token', whose windows of one token would have a scale for every element at granularity "
                     "'window_channel'; set granularity to token."
                 )
-        if not self.reorder and self.granularity not in _PER_WINDOW:
+        if not self.reorder and self.granularity not in WITHIN_WINDOWS:
             raise UserError(
                 f"reorder is false, which leaves the windows of one bit-width apart, but granularity "
-                f"{self.granularity!r} has groups across them; set granularity to {' or '.join(_PER_WINDOW)}."
+                f"{self.granularity!r} has groups across them; set granularity to {' or '.join(WITHIN_WINDOWS)}."
             )
         if self.target_bits is not None and self.sensitivity == "online":
             raise UserError(
@@ -121,15 +121,15 @@ class WindowQuant(Method):
 
     def bits(self, prompt: Prompt, scores: list[Tensor] | None, sensitivity: Tensor) -> Tensor:
         """Algorithm 1, and the vote among the requests of a batch; then the draw, if the search is random."""
-        plan = self._voted(scores, sensitivity)
+        plan = self._voted(scores, sensitivity, self.alpha)
         if self.search != "random":
             return plan
         drawn_from = f"{self.seed}:".encode() + prompt.input_ids.numpy().tobytes()
         return shuffled(plan, zlib.crc32(drawn_from), self.fix_first)
 
-    def _voted(self, scores: list[Tensor] | None, sensitivity: Tensor) -> Tensor:
+    def _voted(self, scores: list[Tensor] | None, sensitivity: Tensor, alpha: float) -> Tensor:
         assert scores is not None
-        rows = [search_plan(row.cpu(), sensitivity, self.alpha, self.fix_first, self.widths) for row in scores]
+        rows = [search_plan(row.cpu(), sensitivity, alpha, self.fix_first, self.widths) for row in scores]
         return majority_vote(rows)
 
     def plan(self, prompt: Prompt, scores: list[Tensor] | None, sensitivity: Tensor, kv: KVShape) -> BitPlan:

@@ -5,8 +5,8 @@ from itertools import pairwise
 
 from windowquant.errors import UserError
 
-_SCANNED = (0.0, *(10 ** (step / 10) for step in range(-20, 31)))  # 0, then ten a decade from 0.01 to 1000
-_HALVINGS = 20
+_SCANNED = (0.0, *(10 ** (step / 10) for step in range(-10, 31)))  # 0, then ten a decade from 0.1 to 1000
+_HALVINGS = 14
 
 
 def check_target(target: object) -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from windowquant.core.quantizer import Granularity, storage_bytes
+from windowquant.core.quantizer import WITHIN_WINDOWS, Granularity, storage_bytes
 from windowquant.errors import UserError
 
 PLAN_BITS = (16, 8, 4, 2, 1)
@@ -115,13 +115,13 @@ def average_bits(
     """
     if k.numel() == 0:
         return 16.0
-    held = 0
+    held, window = 0, (1, kv.heads, 1, window_size, kv.channels)
     for k_bits, v_bits in _pairs(k, v):
-        for windows in ((k == k_bits) & (v == v_bits)).sum(1).tolist():
-            shape = (1, kv.heads, windows, window_size, kv.channels)
-            for bits in (k_bits, v_bits) if windows else ():
-                codes, scales = storage_bytes(shape, bits, granularity)
-                held += codes + scales * metadata
+        counts = ((k == k_bits) & (v == v_bits)).sum(1)  # windows that each layer stores together
+        windows, blocks = int(counts.sum()), int((counts > 0).sum())
+        for bits in (k_bits, v_bits):
+            codes, scales = storage_bytes(window, bits, granularity)
+            held += codes * windows + metadata * scales * (windows if granularity in WITHIN_WINDOWS else blocks)
     return 8 * held / (2 * k.numel() * window_size * kv.heads * kv.channels)
 
 

@@ -31,6 +31,8 @@ _GROUP_DIMS: dict[str, tuple[int, ...]] = {
     "head": (2, 3, 4),
     "tensor": (1, 2, 3, 4),
 }
+WITHIN_WINDOWS = tuple(name for name, dims in _GROUP_DIMS.items() if 2 not in dims)
+"""Granularities whose groups do not reach from one window into the next."""
 
 
 def _check_choice(name: str, value: str, known: tuple[str, ...]) -> None:

@@ -35,8 +35,8 @@ def bytes_per_token(config: Any) -> int:
 
 
 def measure(replies: Sequence[Reply], token_bytes: int) -> dict[str, Any]:
-    """The measured fields of a record: sizes are means per request, times medians and quartiles over requests (of
-    decoding: over tokens).
+    """The measured fields of a record: sizes are means per request, times and alphas medians and quartiles over
+    requests (of decoding: over tokens).
 
     Args:
         token_bytes: what a token's K and V take in 16 bits, see `bytes_per_token`. The last answer token is never run,
@@ -44,8 +44,10 @@ def measure(replies: Sequence[Reply], token_bytes: int) -> dict[str, Any]:
     """
     held = mean(reply.kv.total for reply in replies)
     fp16 = token_bytes * mean(reply.prompt_tokens + len(reply.tokens) - 1 for reply in replies)
+    alphas = [reply.plan.alpha for reply in replies if reply.plan is not None and reply.plan.alpha is not None]
     steps = [seconds for reply in replies for seconds in reply.decode_s]
     return {
+        "alpha": spread(alphas) if alphas else None,
         "bits": _mean_by_key([reply.bits for reply in replies]),
         "avg_bits": mean(reply.average_bits for reply in replies),
         "visual_tokens": mean(reply.visual_tokens for reply in replies),

@@ -11,7 +11,7 @@ from windowquant.harness.files import write_json, write_text
 from windowquant.harness.machine import package_versions
 from windowquant.harness.settings import RunSettings, digest
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,9 @@ class RunRecord:
     read, and empty ones, as wrong. `ci95` is Wilson's interval for choices, a seeded bootstrap for shares. Documents
     whose video cannot be read are in `errors`, in neither score, and not in `n`. `kl` is the mean over documents of
     the mean over FP16's answer tokens of KL(FP16 || method), `kl_se` its standard error; both and `agreement` (percent)
-    are None where no reference exists. `vision_s` is the vision tower's time for a video, `prefill_s` is without it.
+    are None where no reference exists. `alpha` is what the requests' plans were made with (chosen for each of them if
+    the method has a target of bits), None for a method without thresholds. `vision_s` is the vision tower's time for a
+    video, `prefill_s` is without it.
     """
 
     schema: int
@@ -55,6 +57,7 @@ class RunRecord:
     kl_se: float | None
     kl_n: int
     agreement: float | None
+    alpha: dict[str, float] | None
     bits: dict[str, float]
     avg_bits: float
     visual_tokens: float

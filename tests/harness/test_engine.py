@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 from tests.tiny import write_video
 from windowquant.errors import UserError
+from windowquant.harness.conversation import ImageError
 from windowquant.harness.engine import Engine
 from windowquant.harness.loading import Loaded, load
 from windowquant.harness.settings import RunSettings
@@ -83,11 +85,38 @@ def test_what_is_not_greedy_is_refused(engine: Engine, video: str, kwargs: dict)
         engine.answer(message(video), kwargs)
 
 
-def test_one_video_a_request(engine: Engine, video: str) -> None:
-    with pytest.raises(UserError, match="exactly one video; this one has video, video"):
-        engine.answer(message(video, video), {})
-    with pytest.raises(UserError, match="exactly one video; this one has nothing"):
+def test_several_videos_and_images_a_request(engine: Engine, loaded: Loaded, tiny_data: Path, tmp_path: Path) -> None:
+    path = tmp_path / "photo.png"
+    photo = Image.fromarray(sample_frames(tiny_data / "nextqa/NExTVideo/9000000001.mp4", 1)[0])
+    photo.save(path)
+    videos = [str(tiny_data / f"nextqa/NExTVideo/900000000{i}.mp4") for i in range(2)]
+    asked = message(*videos)
+    asked[0]["content"].insert(1, {"type": "image", "url": str(path)})
+    inputs = engine.processed(asked)
+    text = loaded.processor.tokenizer.decode(inputs["input_ids"][0])
+    image = "<image>" * text.count("<image>")
+    assert text == f"user: {'<video>' * 33}{image}{'<video>' * 33}why?\nassistant: " and image
+    generated = loaded.model.generate(**inputs, max_new_tokens=4, do_sample=False)[0, inputs["input_ids"].shape[1] :]
+    assert engine.answer(asked, {"max_new_tokens": 4}).reply.tokens == generated.tolist()
+    asked[0]["content"][1]["url"] = photo
+    assert engine.answer(asked, {"max_new_tokens": 4}).reply.tokens == generated.tolist()
+
+
+def test_a_request_without_anything_to_see_is_refused(engine: Engine, video: str) -> None:
+    with pytest.raises(UserError, match="must come with an image or a video; this one has neither"):
         engine.answer(message(), {})
+    sound = message(video)
+    sound[0]["content"].append({"type": "audio", "url": "x.wav"})
+    with pytest.raises(UserError, match="this one has audio"):
+        engine.answer(sound, {})
+
+
+def test_an_unreadable_image_is_named(engine: Engine, tmp_path: Path) -> None:
+    (tmp_path / "broken.png").write_bytes(b"no image")
+    for name, reason in (("broken", "cannot be decoded"), ("gone", "does not exist")):
+        asked = [{"role": "user", "content": [{"type": "image", "url": str(tmp_path / f"{name}.png")}]}]
+        with pytest.raises(ImageError, match=rf"{name}\.png {reason}"):
+            engine.answer(asked, {})
 
 
 def test_an_unreadable_video_is_named(engine: Engine, tmp_path: Path) -> None:

@@ -1,14 +1,14 @@
-"""From a chat message with a video to a decoded answer, through a bound method and a protocol."""
+"""From a chat message with images or videos to a decoded answer, through a bound method and a protocol."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
 from windowquant.bound import Bound
 from windowquant.errors import UserError
+from windowquant.harness.conversation import Messages, media_of, processed
 from windowquant.harness.loading import Loaded
-from windowquant.harness.video import Identity, identity
+from windowquant.models.features import VisualFeatures
 from windowquant.protocols import Protocol, Reply, Session, answer
 from windowquant.timing import timed
 
@@ -19,7 +19,8 @@ DEFAULT_NEW_TOKENS = 32
 class Answer:
     """One decoded answer, what it cost, and the session in which other answers can be scored.
 
-    `vision_s`: seconds that the vision tower took for this video, whenever that was: its features are remembered.
+    `vision_s`: seconds that the vision tower took for these media, whenever that was: its features are remembered. 0
+    where they are part of the prefill, for an architecture whose features cannot be given on their own.
     """
 
     text: str
@@ -37,15 +38,15 @@ class Engine:
         self._protocol = protocol
         self._max_new_tokens = max_new_tokens
 
-    def answer(self, messages: list[dict[str, Any]], gen_kwargs: dict[str, Any]) -> Answer:
-        """Answer one conversation of lmms-eval's chat form with exactly one video.
+    def answer(self, messages: Messages, gen_kwargs: dict[str, Any]) -> Answer:
+        """Answer one conversation of lmms-eval's chat form with one image or video, or several.
 
         `gen_kwargs` are the task's: `max_new_tokens` (unless this engine overrides it) and `until`, where the text is
         cut. Decoding is greedy; a task that asks for sampling or beams is refused.
 
         Raises:
-            VideoError: the video is missing, unreadable or empty.
-            UserError: no video or several, or not greedy.
+            VideoError: a video or image is missing, unreadable or empty.
+            UserError: neither image nor video, or not greedy.
         """
         if gen_kwargs.get("do_sample") or (gen_kwargs.get("num_beams") or 1) > 1:
             raise UserError("The task asks for sampling or beam search: only greedy decoding is measured here.")
@@ -55,51 +56,36 @@ class Engine:
         text = self._loaded.processor.tokenizer.decode(reply.tokens, skip_special_tokens=True)
         return Answer(_cut(text, gen_kwargs.get("until") or []), reply, session, vision_s)
 
-    def processed(self, messages: list[dict[str, Any]]) -> Any:
+    def processed(self, messages: Messages) -> Any:
         """The processor's output for one conversation, on the CPU."""
-        video, turns = _split(messages)
-        prompt = self._loaded.processor.apply_chat_template(turns, add_generation_prompt=True)
-        return self._loaded.processor(text=[prompt], videos=[video], return_tensors="pt")
+        return processed(self._loaded.processor, messages, self._loaded.frames)
 
-    def inputs(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
-        """What `answer` takes, on the model's device, with vision features in place of pixels."""
+    def inputs(self, messages: Messages) -> dict[str, Any]:
+        """What `answer` takes, on the model's device, with vision features in place of pixels where that is exact."""
         return self._inputs(messages)[0]
 
-    def _inputs(self, messages: list[dict[str, Any]]) -> tuple[dict[str, Any], float]:
-        processed, model = self.processed(messages), self._loaded.model
-        features, vision_s = self._features(processed, identity(_split(messages)[0]))
-        pixels = self._bound.adapter.pixel_keys
-        rest = {name: value.to(model.device) for name, value in processed.items() if name not in pixels}
-        return {**rest, "visual_features": features}, vision_s
+    def _inputs(self, messages: Messages) -> tuple[dict[str, Any], float]:
+        known, model, adapter = self.processed(messages), self._loaded.model, self._bound.adapter
+        pixels = {name for name in adapter.pixel_keys if name in known}
+        inputs = {name: value.to(model.device) for name, value in known.items() if name not in pixels}
+        whole = {**inputs, **{name: known[name].to(model.device, model.dtype) for name in pixels}}
+        if not adapter.exact_features:
+            return whole, 0.0
+        features, vision_s = self._features(whole, tuple(medium.identity() for medium in media_of(messages)))
+        return {**inputs, "visual_features": features}, vision_s
 
-    def _features(self, processed: Any, video: Identity) -> tuple[Tensor, float]:
-        """The video's visual tokens [M, C], and the seconds that the vision tower took for them."""
-        found = self._loaded.features.get(video)
+    def _features(self, whole: dict[str, Any], media: Hashable) -> tuple[VisualFeatures, float]:
+        """What the vision side makes of a request's media, and the seconds that it took for them."""
+        found = self._loaded.features.get(media)
         if found is None:
-            model = self._loaded.model
-            whole = processed.to(model.device, model.dtype)
-            found = timed(model.device, lambda: self._bound.visual_features(whole))
-            self._loaded.features.put(video, found, found[0].nbytes)
+            found = timed(self._loaded.model.device, lambda: self._bound.visual_features(whole))
+            self._loaded.features.put(media, found, found[0].nbytes)
         return found
 
     def _stop_ids(self) -> list[int]:
         config, tokenizer = self._loaded.model.generation_config, self._loaded.processor.tokenizer
         ids = config.eos_token_id if config.eos_token_id is not None else tokenizer.eos_token_id
         return [i for i in (ids if isinstance(ids, list) else [ids]) if i is not None]
-
-
-def _split(messages: list[dict[str, Any]]) -> tuple[str, list[dict[str, Any]]]:
-    """The one video's path, and the turns with a bare placeholder in its place."""
-    turns = [{"role": m["role"], "content": [_bare(item) for item in m["content"]]} for m in messages]
-    media = [item for m in messages for item in m["content"] if item["type"] != "text"]
-    if len(media) != 1 or media[0]["type"] != "video":
-        kinds = ", ".join(item["type"] for item in media) or "nothing"
-        raise UserError(f"A request must come with exactly one video; this one has {kinds}.")
-    return str(media[0]["url"]), turns
-
-
-def _bare(item: dict[str, Any]) -> dict[str, Any]:
-    return item if item["type"] == "text" else {"type": item["type"]}
 
 
 def _cut(text: str, until: list[str] | str) -> str:

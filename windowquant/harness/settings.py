@@ -22,6 +22,8 @@ class ModelSettings:
     """Which checkpoint, and how it sees a video.
 
     `pretrained` is a local folder, a hub id, or the name of an embedded checkpoint; `frames` are taken per video.
+    `max_pixels` is the most that a frame may have where the model keeps a video's own resolution, None for the
+    checkpoint's own limit.
     `calibration` is the file of its layer sensitivities, None for the one beside the checkpoint.
     """
 
@@ -33,6 +35,7 @@ class ModelSettings:
     trust_remote_code: bool = False
     stand_in: bool = False
     calibration: str | None = None
+    max_pixels: int | None = None
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,7 @@ class RunSettings:
         check_count("max_new_tokens", self.max_new_tokens)
         check_count("fidelity_limit", self.fidelity_limit)
         check_count("model.frames", self.model.frames)
+        check_count("model.max_pixels", self.model.max_pixels)
 
     @property
     def torch_device(self) -> torch.device:

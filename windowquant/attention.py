@@ -13,7 +13,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, causal_mask_function, sdpa_mask
 
-from windowquant.cache.view import PackedView
+from windowquant.cache.view import KVView, PackedView
 
 NAME = "windowquant"
 
@@ -57,19 +57,22 @@ def _attend_packed(
 def windowquant_attention(
     module: nn.Module,
     query: Tensor,
-    key: Tensor | PackedView,
-    value: Tensor | PackedView,
+    key: Tensor | PackedView | KVView,
+    value: Tensor | PackedView | KVView,
     attention_mask: Tensor | None,
     scaling: float,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of query [B, Hq, t, D] over K and V [B, H, T, D] or a packed layer: ([B, t, Hq, D], None).
+    """Attention of query [B, Hq, t, D] over K and V [B, H, T, D], a packed layer, or any view of stored K and V
+    that attends by itself: ([B, t, Hq, D], None).
 
     attention_mask: bool or additive [B, 1, t, columns] in the order of the prompt's columns, or None where the queries
     are simply the last columns, causal among themselves.
     """
     if isinstance(key, PackedView):
         return _attend_packed(module, query, key, attention_mask, scaling, **kwargs)
+    if not isinstance(key, Tensor):
+        return key.attend(query, attention_mask, scaling).transpose(1, 2).contiguous(), None
     assert isinstance(value, Tensor)
     return _attend_plain(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
 

@@ -7,8 +7,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from windowquant.cache.packed_cache import PackedCache
+from windowquant.cache.request_cache import RequestCache
 
-FindCache = Callable[[Mapping[str, Any]], PackedCache | None]
+FindCache = Callable[[Mapping[str, Any]], RequestCache | None]
 SeenHidden = Callable[[int, Tensor, Tensor, Mapping[str, Any]], None]
 
 
@@ -47,7 +48,7 @@ def watch_layers(layers: Iterable[nn.Module], find_cache: FindCache, undo: ExitS
 
     def seen(index: int, h_in: Tensor, h_out: Tensor, kwargs: Mapping[str, Any]) -> None:
         cache = find_cache(kwargs)
-        if cache is None or cache.layers[index].stored is not None:
+        if not isinstance(cache, PackedCache) or cache.layers[index].stored is not None:
             return
         cache.planner.learn(index, h_in, h_out, start=cache.get_seq_length(index) - h_in.shape[1])
         cache.layers[index].pack_if_ready()

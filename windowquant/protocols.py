@@ -18,7 +18,7 @@ from torch import Tensor
 
 from windowquant.bound import Bound
 from windowquant.cache.kv_bytes import KVBytes, kv_bytes, visual_bits
-from windowquant.cache.packed_cache import PackedCache
+from windowquant.cache.request_cache import RequestCache
 from windowquant.core.plan import BitPlan
 from windowquant.errors import UserError
 from windowquant.models import Prompt
@@ -120,17 +120,23 @@ class Session:
                 f"answer takes one request without padding, but these inputs hold {self.prompt.batch} rows"
                 f"{' with padding' if self.prompt.padded else ''}; give the requests one by one."
             )
-        self.cache = bound.new_cache(inputs)
-        split = _split(self.prompt, protocol)
-        prefill, question = first_columns(bound.adapter, bound.model, inputs, split), inputs["input_ids"][:, split:]
-        logits, whole_s = timed(bound.device, lambda: self._forward(**prefill))
-        self.question_s = 0.0
-        if split < self.prompt.length:
-            logits, self.question_s = timed(bound.device, lambda: self._forward(input_ids=question))
-        self.first_logits = logits[-1]
-        stats = self.cache.stats if isinstance(self.cache, PackedCache) else None
+        self._inputs = inputs
+        whole_s, self.question_s = self._prefill()
+        stats = self.cache.stats if isinstance(self.cache, RequestCache) else None
         self._stats = stats
         self.prefill_s = whole_s - (stats.search_s + stats.pack_s if stats else 0.0)
+
+    def _prefill(self) -> tuple[float, float]:
+        """Run the prompt into a new cache; seconds before packing, its own included, and after it."""
+        bound, inputs, split = self.bound, self._inputs, _split(self.prompt, self.protocol)
+        self.cache = bound.new_cache(inputs)
+        prefill, question = first_columns(bound.adapter, bound.model, inputs, split), inputs["input_ids"][:, split:]
+        logits, whole_s = timed(bound.device, lambda: self._forward(**prefill))
+        question_s = 0.0
+        if split < self.prompt.length:
+            logits, question_s = timed(bound.device, lambda: self._forward(input_ids=question))
+        self.first_logits = logits[-1]
+        return whole_s, question_s
 
     @torch.no_grad()
     def _forward(self, keep: int = 1, **inputs: Any) -> Tensor:
@@ -150,18 +156,26 @@ class Session:
         """Next-token logits along a given answer of n tokens, teacher-forced: float32 [n, V].
 
         Row i predicts answer_tokens[i] from the prompt and the tokens before it, all of them read from this cache: it
-        is cropped back to the prompt, and the answer runs in one pass. Under `paper` row 0 is the full-precision one.
+        is cropped back to the prompt, or filled again where it cannot be cropped, and the answer runs in one pass.
+        Under `paper` row 0 is the full-precision one.
         """
-        self.cache.crop(self.prompt.length - self.cache.get_seq_length())
+        self._rewind()
         if len(answer_tokens) < 2:
             return self.first_logits[None][: len(answer_tokens)]
         ids = torch.tensor([list(answer_tokens[:-1])], device=self.bound.device)
         return torch.cat([self.first_logits[None], self._forward(keep=ids.shape[1], input_ids=ids)])
 
+    def _rewind(self) -> None:
+        extra = self.cache.get_seq_length() - self.prompt.length
+        if extra and not all(layer.is_croppable for layer in self.cache.layers):
+            self._prefill()
+        else:
+            self.cache.crop(-extra)
+
     def reply(self, tokens: list[int], stopped: bool, decode_s: list[float]) -> Reply:
         """Put together what is known after an answer was decoded."""
         stats, kv, visual = self._stats, kv_bytes(self.cache), int(self.prompt.visual.sum())
-        packed = self.cache if isinstance(self.cache, PackedCache) else None
+        packed = self.cache if isinstance(self.cache, RequestCache) else None
         return Reply(
             protocol=self.protocol,
             tokens=tokens,

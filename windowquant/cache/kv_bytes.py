@@ -50,6 +50,8 @@ def visual_bits(cache: Any, visual_tokens: int) -> float:
     """Bits held per element of K and V of the visual tokens (of all rows), scales included; NaN if there are none."""
     if visual_tokens == 0:
         return float("nan")
+    if hasattr(cache, "visual_bits"):
+        return cache.visual_bits()
     own = getattr(cache, "nbytes", None)
     if own is None:
         return 8.0 * cache.layers[0].keys.element_size()

@@ -89,8 +89,8 @@ def pack_layer(
         kept_k, kept_v = k, v
     else:
         kept_k, kept_v = _gather(k, arrangement.kept), _gather(v, arrangement.kept)
-    _check_finite(kept_k, f"{label} K")
-    _check_finite(kept_v, f"{label} V")
+    check_finite(kept_k, f"{label} K")
+    check_finite(kept_v, f"{label} V")
     segments = tuple(
         Segment(
             _block(k, place.columns, place.k_bits, recipe, f"{label} K"),
@@ -116,11 +116,12 @@ def _block(x: Tensor, columns: Tensor, bits: int, recipe: Recipe, label: str) ->
     """The windows of x [B, H, T, D] at columns [B, W, S], in `bits` bits."""
     windows = _gather(x, columns.flatten(1)).unflatten(2, columns.shape[1:])
     if bits == 16:
-        _check_finite(windows, label)
+        check_finite(windows, label)
         return unquantized(windows, recipe.granularity)
     return quantize(windows, bits, recipe.granularity, recipe.zero_point, label)
 
 
-def _check_finite(x: Tensor, label: str) -> None:
+def check_finite(x: Tensor, label: str) -> None:
+    """Raise UserError, naming `label`, if x of any shape holds NaN or infinity."""
     if x.numel() and not all(bool(torch.isfinite(end)) for end in torch.aminmax(x)):
         raise UserError(f"{label} holds NaN or infinity in {x.dtype}; look for overflow in the model's prefill.")

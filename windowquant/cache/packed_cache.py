@@ -4,11 +4,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from torch import Tensor
-from transformers import Cache
 
 from windowquant.cache.kv_bytes import KVBytes
 from windowquant.cache.layer import PackedCacheLayer
 from windowquant.cache.request import CacheRequest
+from windowquant.cache.request_cache import RequestCache
 from windowquant.core.plan import BitPlan
 from windowquant.planning import RequestPlanner
 
@@ -30,7 +30,7 @@ class RequestStats:
     bits: dict[int, float] = field(default_factory=dict)
 
 
-class PackedCache(Cache):
+class PackedCache(RequestCache):
     """Mixed-precision KV cache of one request or batch of requests; made by `Bound.new_cache`, used once."""
 
     layers: list[PackedCacheLayer]
@@ -39,6 +39,9 @@ class PackedCache(Cache):
         super().__init__(layers=[PackedCacheLayer(index, request) for index in range(layers)])
         self.request = request
         self.planner = planner
+
+    def observe(self, embeds: Tensor) -> None:
+        self.planner.observe(embeds)
 
     def nbytes(self) -> KVBytes:
         """Bytes held now, by kind; the sum equals the bytes of the storages."""

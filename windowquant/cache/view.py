@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -10,6 +11,16 @@ from windowquant.cache.pack import StoredLayer
 from windowquant.core.packed import PackedLayer
 
 Attend = Callable[[Tensor, PackedLayer, Tensor | None, float], Tensor]
+
+
+class KVView(Protocol):
+    """Stored K and V that know how to be attended to."""
+
+    def attend(self, query: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
+        """Attention of query [B, Hq, t, D] over all stored tokens: [B, Hq, t, D] in its dtype.
+
+        mask: bool or additive [B or 1, 1, t, columns] in the prompt's columns; None: causal, without padding.
+        """
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from windowquant.core.packed import PackedLayer, Segment
-from windowquant.core.quantizer import Granularity, ZeroPoint, dequantize, quantize
+from windowquant.core.quantizer import Granularity, ZeroPoint, dequantize, quantize, unquantized
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,14 @@ def build(
     dtype: torch.dtype = torch.float16,
     seed: int = 0,
     shuffle: bool = True,
+    v_bits: Sequence[int] | None = None,
+    in_place: bool = False,
 ) -> Case:
-    """A layer whose columns are: the windows with the given `bits`, then the tail.
+    """A layer whose columns are: the windows with the given `bits` (V: `v_bits`), then the tail.
 
     With `shuffle`, windows are stored in random order within a segment, and so are the 16-bit windows; each row of the
-    batch has the same order, as in a real layer.
+    batch has the same order, as in a real layer. With `in_place`, windows are stored in their own order, as runs of
+    equal bits, those of 16 bits included.
     """
     generator = torch.Generator().manual_seed(seed)
     size, columns = shape.window, len(bits) * shape.window + shape.tail
@@ -51,25 +54,42 @@ def build(
     k[..., 3] += 4  # an outlier channel, as real keys have
     k, v = k.to(dtype), v.to(dtype)
     k_read, v_read = k.double(), v.double()
+    widths = list(zip(bits, bits if v_bits is None else v_bits, strict=True))
+    kept = [] if in_place else _drawn([i for i, pair in enumerate(widths) if pair == (16, 16)], shuffle, generator)
     segments, order = [], []
-    for width in (8, 4, 2, 1):
-        windows = [i for i, b in enumerate(bits) if b == width]
-        if shuffle:
-            windows = [windows[i] for i in torch.randperm(len(windows), generator=generator).tolist()]
+    for (k_width, v_width), members in _runs(widths) if in_place else _groups(widths):
+        windows = members if in_place else _drawn(members, shuffle, generator)
         taken = torch.tensor([i * size + n for i in windows for n in range(size)], dtype=torch.long)
         blocks = []
-        for plain, read in ((k, k_read), (v, v_read)):
-            block = quantize(plain[:, :, taken].unflatten(2, (len(windows), size)), width, granularity, zero_point)
+        for plain, read, width in ((k, k_read, k_width), (v, v_read, v_width)):
+            x = plain[:, :, taken].unflatten(2, (len(windows), size))
+            block = unquantized(x, granularity) if width == 16 else quantize(x, width, granularity, zero_point)
             read[:, :, taken] = dequantize(block).flatten(2, 3).double()
             blocks.append(block)
         segments.append(Segment(blocks[0], blocks[1], tuple(windows)))
         order += taken.tolist()
-    kept = [i for i, b in enumerate(bits) if b == 16]
-    if shuffle:
-        kept = [kept[i] for i in torch.randperm(len(kept), generator=generator).tolist()]
     fp = [i * size + n for i in kept for n in range(size)] + list(range(len(bits) * size, columns))
     stored = torch.tensor(order + fp).expand(shape.batch, -1)
     return Case(PackedLayer(k[:, :, fp], v[:, :, fp], tuple(segments), stored), k_read, v_read)
+
+
+def _drawn(windows: list[int], shuffle: bool, generator: torch.Generator) -> list[int]:
+    return [windows[i] for i in torch.randperm(len(windows), generator=generator).tolist()] if shuffle else windows
+
+
+def _groups(widths: list[tuple[int, int]]) -> list[tuple[tuple[int, int], list[int]]]:
+    """Windows of each pair of bit-widths; one that no window has makes an empty segment, which is allowed."""
+    pairs = sorted({*widths, *((b, b) for b in (8, 4, 2, 1))} - {(16, 16)}, reverse=True)
+    return [(pair, [i for i, own in enumerate(widths) if own == pair]) for pair in pairs]
+
+
+def _runs(widths: list[tuple[int, int]]) -> list[tuple[tuple[int, int], list[int]]]:
+    runs: list[tuple[tuple[int, int], list[int]]] = []
+    for i, pair in enumerate(widths):
+        if not runs or runs[-1][0] != pair:
+            runs.append((pair, []))
+        runs[-1][1].append(i)
+    return runs
 
 
 def queries(shape: Shape, count: int, seed: int = 1) -> Tensor:

@@ -59,18 +59,20 @@ def test_no_token_in_16_bit() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    bits=st.lists(st.sampled_from([16, 8, 4, 2, 1]), max_size=7),
+    bits=st.lists(st.tuples(*[st.sampled_from([16, 8, 4, 2, 1])] * 2), max_size=7),
+    in_place=st.booleans(),
     sizes=st.tuples(st.integers(1, 2), st.integers(1, 3), st.sampled_from([1, 2, 7]), st.integers(1, 9)),
     channels=st.sampled_from([8, 32, 80]),
     tail=st.integers(1, 6),
     count=st.integers(1, 6),
     granularity=st.sampled_from(get_args(Granularity)),
-    zero_point=st.sampled_from(get_args(ZeroPoint)),
+    zero_point=st.sampled_from(["integer", "float"]),
     dtype=st.sampled_from([torch.float16, torch.bfloat16, torch.float32]),
     seed=st.integers(0, 2**31),
 )
-def test_any_window_order(
-    bits: list[int],
+def test_any_window_order_and_any_bits_of_k_and_v(
+    bits: list[tuple[int, int]],
+    in_place: bool,
     sizes: tuple[int, int, int, int],
     channels: int,
     tail: int,
@@ -82,7 +84,8 @@ def test_any_window_order(
 ) -> None:
     batch, heads, group, window = sizes
     shape = Shape(batch, heads, group, channels, window, tail)
-    case = build(shape, bits, granularity, zero_point, dtype, seed)
+    k_bits, v_bits = [k for k, _ in bits], [v for _, v in bits]
+    case = build(shape, k_bits, granularity, zero_point, dtype, seed, v_bits=v_bits, in_place=in_place)
     # A random mask in original columns: it finds its tokens only if `order` is followed. Every query sees the last one.
     generator = torch.Generator().manual_seed(seed)
     mask = torch.rand(batch, 1, count, _columns(case), generator=generator) > 0.4
@@ -95,6 +98,23 @@ def test_stored_order_changes_nothing_but_rounding() -> None:
     q = queries(shape, 1)
     results = [attend(q, build(shape, MIXED, shuffle=shuffle).layer, None, 0.2) for shuffle in (False, True)]
     assert relative_error(results[1], results[0].double()) <= TOLERANCE
+
+
+@pytest.mark.parametrize("count", [1, 5])
+@pytest.mark.parametrize("padding", [None, [0, 7]])
+@pytest.mark.parametrize(("granularity", "tolerance"), [("window_channel", 1e-6), ("token", 3e-6)])
+def test_windows_in_place_give_the_reordered_layers_output(
+    count: int, padding: list[int] | None, granularity: Granularity, tolerance: float
+) -> None:
+    """Up to the order in which float32 sums are taken."""
+    shape = Shape(batch=2, group=7, channels=64, window=8)
+    bits = (16, 2, 16, 16, 4, 2, 8, 2, 4, 16)
+    reordered, apart = (build(shape, bits, granularity, dtype=torch.float32, in_place=x) for x in (False, True))
+    assert [len(case.layer.segments) for case in (reordered, apart)] == [4, 9]
+    mask = None if padding is None else _left_padded(apart, count, padding)
+    q, scaling = queries(shape, count), shape.channels**-0.5
+    got, expected = (attend(q, case.layer, mask, scaling) for case in (apart, reordered))
+    torch.testing.assert_close(got, expected, atol=tolerance, rtol=0)
 
 
 @pytest.mark.parametrize("count", [1, 4])
@@ -181,9 +201,11 @@ def test_working_through_windows_in_pieces(granularity: Granularity, monkeypatch
     shape = Shape(batch=2)
     case = build(shape, MIXED, granularity)
     q = queries(shape, 3)
-    whole = attend(q, case.layer, None, 0.2)
+    apart = build(shape, MIXED, granularity, in_place=True)
+    whole, whole_apart = (attend(q, x.layer, None, 0.2) for x in (case, apart))
     monkeypatch.setattr(reference, "_CHUNK", 1)
     torch.testing.assert_close(attend(q, case.layer, None, 0.2), whole, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(attend(q, apart.layer, None, 0.2), whole_apart, atol=1e-6, rtol=1e-5)
 
 
 class _Largest(TorchDispatchMode):

@@ -146,7 +146,8 @@ class WindowQuant(Method):
 
         def average(alpha: float) -> float:
             k = replace(self, alpha=alpha)._voted(scores, sensitivity)
-            return average_bits(k, v_bits_of(k, v_widths), self.window_size, granularity=self.granularity, kv=kv)
+            v = v_bits_of(k, v_widths)
+            return average_bits(k, v, self.window_size, True, self.granularity, kv, self.zero_point)
 
         return alpha_for(average, self.target_bits, self.alpha)
 

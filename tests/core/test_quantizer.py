@@ -14,12 +14,13 @@ from windowquant.core.quantizer import Granularity, ZeroPoint, dequantize, quant
 from windowquant.errors import UserError
 
 GRANULARITIES: tuple[Granularity, ...] = get_args(Granularity)
-ZERO_POINTS: tuple[ZeroPoint, ...] = get_args(ZeroPoint)
+ZERO_POINTS: tuple[ZeroPoint, ...] = ("integer", "float")  # symmetric codes have tests of their own
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 # Written out here again: the dimensions of [B, H, W, S, D] along which scale and offset have one entry.
 SHARED = {
     "window_channel": {3},
     "token": {4},
+    "token_all": {1, 4},
     "channel": {2, 3},
     "head": {2, 3, 4},
     "tensor": {1, 2, 3, 4},

@@ -72,8 +72,7 @@ class PackedCacheLayer(CacheLayerMixin):
         self._packed_at = self._seen
         arrangement = self._arrangement(self.keys.shape[0])
         expected = max(0, self._request.prompt.length - self._seen)
-        label = f"layer {self.index}"
-        self.stored = pack_layer(self.keys, self.values, arrangement, self._request.recipe, label, expected)
+        self.stored = pack_layer(self.keys, self.values, arrangement, self._request.recipe, self.index, expected)
         self._ragged = arrangement.ragged
         self.keys = self.values = None
         synchronize(self.stored.kept.k.device)

@@ -12,7 +12,7 @@ from windowquant.cache.growing import GrowingKV
 from windowquant.cache.kv_bytes import KVBytes, tensor_bytes
 from windowquant.cache.recipe import Recipe
 from windowquant.core.packed import Segment, WindowBlock
-from windowquant.core.quantizer import Granularity, quantize, storage_bytes, unquantized
+from windowquant.core.quantizer import Granularity, ZeroPoint, quantize, storage_bytes, unquantized
 from windowquant.errors import UserError
 
 
@@ -48,7 +48,7 @@ class StoredLayer:
         return KVBytes(codes, scales, visual + plain, tensor_bytes(*buffers) - visual - slack, slack)
 
     def predicted(self) -> int:
-        """Bytes by formula: b / 8 a code, 4 a group (scale and offset), 2 an unquantized element; no room, no index."""
+        """Bytes by formula: b / 8 a code, 4 a group (symmetric: 2), 2 an unquantized element; no room, no index."""
         windows = sum(_predicted(block) for block in self.blocks())
         rows, heads = self.kept.k.shape[:2]
         channels = self.kept.k.shape[3] + self.kept.v.shape[3]
@@ -67,7 +67,8 @@ class StoredLayer:
 def _predicted(block: WindowBlock) -> int:
     if block.bits == 16:
         return torch.Size(block.shape).numel() * block.codes.element_size()
-    return sum(storage_bytes(block.shape, block.bits, cast(Granularity, block.granularity)))
+    zero_point: ZeroPoint = "symmetric" if block.symmetric else "integer"  # one of two kinds that store an offset
+    return sum(storage_bytes(block.shape, block.bits, cast(Granularity, block.granularity), zero_point))
 
 
 def _select(block: WindowBlock, rows: Tensor) -> WindowBlock:
@@ -77,12 +78,13 @@ def _select(block: WindowBlock, rows: Tensor) -> WindowBlock:
 
 
 def pack_layer(
-    k: Tensor, v: Tensor, arrangement: Arrangement, recipe: Recipe, label: str, expected: int = 0
+    k: Tensor, v: Tensor, arrangement: Arrangement, recipe: Recipe, layer: int, expected: int = 0
 ) -> StoredLayer:
-    """Store k, v [B, H, T, D] as `arrangement` says, with room for `expected` tokens to come.
+    """Store k, v [B, H, T, D] of a layer as `arrangement` says, with room for `expected` tokens to come.
 
-    Raises UserError, naming `label`, if a value is NaN or infinite in the storage dtype.
+    Raises UserError, naming the layer, if a value is NaN or infinite in the storage dtype.
     """
+    label, (k_peak, v_peak) = f"layer {layer}", recipe.peaks_of(layer)
     dtype = recipe.storage_dtype(k.dtype)
     k, v = k.detach().to(dtype), v.detach().to(dtype)
     if arrangement.identity:
@@ -93,8 +95,8 @@ def pack_layer(
     check_finite(kept_v, f"{label} V")
     segments = tuple(
         Segment(
-            _block(k, place.columns, place.k_bits, recipe, f"{label} K"),
-            _block(v, place.columns, place.v_bits, recipe, f"{label} V"),
+            _block(k, place.columns, place.k_bits, recipe, f"{label} K", k_peak),
+            _block(v, place.columns, place.v_bits, recipe, f"{label} V", v_peak),
             place.windows,
         )
         for place in arrangement.segments
@@ -112,13 +114,13 @@ def _gather(x: Tensor, columns: Tensor) -> Tensor:
     return x.take_along_dim(columns[:, None, :, None], dim=2)
 
 
-def _block(x: Tensor, columns: Tensor, bits: int, recipe: Recipe, label: str) -> WindowBlock:
+def _block(x: Tensor, columns: Tensor, bits: int, recipe: Recipe, label: str, peak: float | None = None) -> WindowBlock:
     """The windows of x [B, H, T, D] at columns [B, W, S], in `bits` bits."""
     windows = _gather(x, columns.flatten(1)).unflatten(2, columns.shape[1:])
     if bits == 16:
         check_finite(windows, label)
         return unquantized(windows, recipe.granularity)
-    return quantize(windows, bits, recipe.granularity, recipe.zero_point, label)
+    return quantize(windows, bits, recipe.granularity, recipe.zero_point, label, peak)
 
 
 def check_finite(x: Tensor, label: str) -> None:

@@ -16,7 +16,8 @@ class Recipe:
     window_size: tokens a window (S). granularity, zero_point: of the quantizer. kv_dtype: "auto" or "model" (see
     `storage_dtype`). drops_visual: visual tokens are discarded after prefill instead of stored. v_widths: pairs (bits
     of K, bits of V) for windows whose V does not have the plan's bit-width, which is that of K. reorder: windows of one
-    bit-width are stored together (Algorithm 2), not in the video's order.
+    bit-width are stored together (Algorithm 2), not in the video's order. peaks: for each layer the largest absolute
+    value that its symmetric codes reach in K and in V, where these are known beforehand.
     """
 
     window_size: int
@@ -26,10 +27,15 @@ class Recipe:
     drops_visual: bool = False
     v_widths: tuple[tuple[int, int], ...] = ()
     reorder: bool = True
+    peaks: tuple[tuple[float, float], ...] = ()
 
     def v_bits(self, bits: int) -> int:
         """Bits of a window's V where the plan, and so its K, has `bits`."""
         return dict(self.v_widths).get(bits, bits)
+
+    def peaks_of(self, layer: int) -> tuple[float, float] | tuple[None, None]:
+        """Peaks of a layer's K and V, None where each group has its own."""
+        return self.peaks[layer] if self.peaks else (None, None)
 
     def storage_dtype(self, model_dtype: torch.dtype) -> torch.dtype:
         """Dtype of unquantized K and V and of scales: "auto" turns a wider model dtype into float16."""

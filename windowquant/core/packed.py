@@ -12,7 +12,8 @@ class WindowBlock:
     codes: uint8 [B, H, W, S, D * bits / 8], packed as `packing` says; with 16 bits the values themselves,
         [B, H, W, S, D] in the kv dtype.
     scale, offset: 16-bit kv dtype, broadcastable to [B, H, W, S, D]; their shape is that of the groups, for instance
-        [B, H, W, 1, D] for "window_channel" (see `quantizer.Granularity`). With 16 bits both are empty, [B, 0].
+        [B, H, W, 1, D] for "window_channel" (see `quantizer.Granularity`). With 16 bits both are empty, [B, 0]. The
+        offset of symmetric codes follows from their scale and is not stored: it is empty too.
     bits: 16, 8, 4, 2 or 1.
     shape: (B, H, W, S, D) of the tensor it stands for.
     granularity: which elements share a scale and an offset.
@@ -24,6 +25,20 @@ class WindowBlock:
     bits: int
     shape: tuple[int, int, int, int, int]
     granularity: str
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether the middle code stands for zero."""
+        return self.bits < 16 and self.offset.ndim == 2
+
+    def shift(self) -> Tensor:
+        """The offset as float32, of the shape of the scale, whether it is stored or follows from the scale."""
+        return -middle(self.bits) * self.scale.float() if self.symmetric else self.offset.float()
+
+
+def middle(bits: int) -> int:
+    """The code that stands for zero where codes are symmetric; as many lie on either side of it."""
+    return 2 ** (bits - 1) - 1
 
 
 @dataclass(frozen=True)

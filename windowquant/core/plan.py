@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from windowquant.core.quantizer import WITHIN_WINDOWS, Granularity, storage_bytes
+from windowquant.core.quantizer import WITHIN_WINDOWS, Granularity, ZeroPoint, storage_bytes
 from windowquant.errors import UserError
 
 PLAN_BITS = (16, 8, 4, 2, 1)
@@ -83,10 +83,14 @@ class BitPlan:
         return torch.tensor(rows, dtype=torch.int8).reshape(self.layers, self.windows)
 
     def average_bits(
-        self, metadata: bool = True, granularity: Granularity = "window_channel", kv: KVShape = _ANY_SHAPE
+        self,
+        metadata: bool = True,
+        granularity: Granularity = "window_channel",
+        kv: KVShape = _ANY_SHAPE,
+        zero_point: ZeroPoint = "integer",
     ) -> float:
         """Mean bits per element of K and V of the windows; see `average_bits`."""
-        return average_bits(self.tensor(), self.v_tensor(), self.window_size, metadata, granularity, kv)
+        return average_bits(self.tensor(), self.v_tensor(), self.window_size, metadata, granularity, kv, zero_point)
 
     def histogram(self) -> dict[int, float]:
         """Share of the windows at each bit-width in use, widest first; the shares sum to 1 (empty if W = 0).
@@ -105,13 +109,14 @@ def average_bits(
     metadata: bool = True,
     granularity: Granularity = "window_channel",
     kv: KVShape = _ANY_SHAPE,
+    zero_point: ZeroPoint = "integer",
 ) -> float:
     """Mean bits per element of K and V of the windows whose K has `k` and whose V has `v` bits, integer [L, W].
 
     Counted are the codes of every window, 16 bits an element of those that stay in 16 bit, and with `metadata` a 16-bit
-    scale and a 16-bit offset for each group of a quantized block: at "window_channel" 32 / S bits an element, so that
-    INT2 takes 3 bits and INT4 5 at S = 32. Other groups depend on the sizes `kv`. Not counted: text, tokens outside
-    whole windows, room to grow. Without windows everything is 16 bit.
+    scale and (unless codes are symmetric) a 16-bit offset for each group of a quantized block: at "window_channel"
+    32 / S bits an element, so that INT2 takes 3 bits and INT4 5 at S = 32. Other groups depend on the sizes `kv`. Not
+    counted: text, tokens outside whole windows, room to grow. Without windows everything is 16 bit.
     """
     if k.numel() == 0:
         return 16.0
@@ -120,7 +125,7 @@ def average_bits(
         counts = ((k == k_bits) & (v == v_bits)).sum(1)  # windows that each layer stores together
         windows, blocks = int(counts.sum()), int((counts > 0).sum())
         for bits in (k_bits, v_bits):
-            codes, scales = storage_bytes(window, bits, granularity)
+            codes, scales = storage_bytes(window, bits, granularity, zero_point)
             held += codes * windows + metadata * scales * (windows if granularity in WITHIN_WINDOWS else blocks)
     return 8 * held / (2 * k.numel() * window_size * kv.heads * kv.channels)
 

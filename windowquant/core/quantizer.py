@@ -3,6 +3,7 @@
 Stored is X = scale * Q + offset with unsigned codes Q in 0 .. 2**bits - 1. The paper's integer zero point z is held as
 offset = -scale * z, so that both kinds of zero point have one storage form and one decode kernel. Codes are computed,
 in float32, against scale and offset as stored, so their rounding to 16 bit is compensated wherever the code can move.
+Symmetric codes have no offset of their own: the middle code stands for zero, exactly, and as many lie on either side.
 
 Error bound of an element, with s the scale, u the unit roundoff of the kv dtype (2**-11 for float16, 2**-8 for
 bfloat16) and q = 2**bits - 1: s / 2, plus q * u * s for the part of the range that the rounded scale may fail to cover,
@@ -16,23 +17,27 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from windowquant.core.packed import WindowBlock
+from windowquant.core.packed import WindowBlock, middle
 from windowquant.core.packing import check_bits, pack, unpack
 from windowquant.errors import UserError
 
-Granularity = Literal["window_channel", "token", "channel", "head", "tensor"]
-ZeroPoint = Literal["integer", "float"]
+Granularity = Literal["window_channel", "token", "token_all", "channel", "head", "tensor"]
+ZeroPoint = Literal["integer", "float", "symmetric"]
 
 # The dimensions of [B, H, W, S, D] that one group spans. Never B: a request's codes do not depend on its batch.
 _GROUP_DIMS: dict[str, tuple[int, ...]] = {
     "window_channel": (3,),  # the paper's: the S tokens of a window in one channel of one head
     "token": (4,),  # the D channels of one token in one head
+    "token_all": (1, 4),  # all channels of one token, over all heads
     "channel": (2, 3),  # the paper's "ungrouped": one channel of one head, over all windows of the block
     "head": (2, 3, 4),
     "tensor": (1, 2, 3, 4),
 }
 WITHIN_WINDOWS = tuple(name for name, dims in _GROUP_DIMS.items() if 2 not in dims)
 """Granularities whose groups do not reach from one window into the next."""
+
+PER_TOKEN = tuple(name for name, dims in _GROUP_DIMS.items() if 3 not in dims)
+"""Granularities that tell tokens of a window apart, and not channels of a token."""
 
 
 def _check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
@@ -65,17 +70,23 @@ def quantize(
     granularity: Granularity = "window_channel",
     zero_point: ZeroPoint = "integer",
     label: str = "x",
+    peak: float | None = None,
 ) -> WindowBlock:
     """Quantize `x` [B, H, W, S, D] to `bits` (8, 4, 2 or 1) per element.
 
     Scale and offset are stored in the dtype of `x`, so hand in the 16-bit kv dtype. `zero_point`: "integer" rounds the
     offset to a multiple of the scale (equation 15), which can clip the ends of a group by half a scale; "float" stores
-    the minimum. `label` names the tensor in errors. Raises UserError for NaN or infinity, unknown options, and a
-    head_dim that does not fill whole bytes.
+    the minimum; "symmetric" codes reach as far below zero as above. `label` names the tensor in errors. `peak`: largest
+    absolute value that symmetric codes reach, known beforehand; what is larger is cut to it (None: each group's own).
+    Raises UserError for NaN or infinity, unknown options, symmetric codes of 1 bit, and a head_dim that does not fill
+    whole bytes.
     """
     check_bits(bits)
     _check_choice("zero_point", zero_point, get_args(ZeroPoint))
     low, high = _group_range(x, granularity, label)
+    if zero_point == "symmetric":
+        largest = torch.maximum(low.abs(), high.abs()) if peak is None else torch.full_like(low, peak)
+        return _symmetric(x, bits, granularity, largest)
     levels = 2**bits - 1
     minimum = low.float()
     # The clamp matters only for float16 groups wider than 65504 at 1 bit.
@@ -91,6 +102,17 @@ def quantize(
     return WindowBlock(pack(codes.to(torch.uint8), bits), scale, offset, bits, shape, granularity)
 
 
+def _symmetric(x: Tensor, bits: int, granularity: Granularity, largest: Tensor) -> WindowBlock:
+    """Quantize with codes that reach from -largest to largest, group by group."""
+    half = middle(bits)
+    if half == 0:
+        raise UserError("Symmetric codes of 1 bit could say nothing but zero; use 2 bits or more.")
+    scale = (largest.float() / half).to(x.dtype)
+    codes = torch.round(x.float() / torch.where(scale == 0, 1.0, scale.float())).clamp_(-half, half) + half
+    shape = (x.shape[0], x.shape[1], x.shape[2], x.shape[3], x.shape[4])
+    return WindowBlock(pack(codes.to(torch.uint8), bits), scale, x.new_empty(x.shape[0], 0), bits, shape, granularity)
+
+
 def unquantized(x: Tensor, granularity: Granularity = "window_channel") -> WindowBlock:
     """`x` [B, H, W, S, D] in its own 16-bit dtype, as a block beside quantized ones of that granularity."""
     shape = (x.shape[0], x.shape[1], x.shape[2], x.shape[3], x.shape[4])
@@ -102,18 +124,21 @@ def dequantize(block: WindowBlock) -> Tensor:
     """The tensor a block stands for, scale * Q + offset, as float32 [B, H, W, S, D]. For tests and for reading back."""
     if block.bits == 16:
         return block.codes.float()
-    return unpack(block.codes, block.bits).float() * block.scale.float() + block.offset.float()
+    return unpack(block.codes, block.bits).float() * block.scale.float() + block.shift()
 
 
 def storage_bytes(
-    shape: tuple[int, int, int, int, int], bits: int, granularity: Granularity = "window_channel"
+    shape: tuple[int, int, int, int, int],
+    bits: int,
+    granularity: Granularity = "window_channel",
+    zero_point: ZeroPoint = "integer",
 ) -> tuple[int, int]:
     """Bytes that a block of `shape` (B, H, W, S, D) takes: (codes, scale and offset), 16 bit for each of the latter.
 
-    A block of 16 bits has 2 bytes an element and neither scale nor offset.
+    Symmetric codes have no offset. A block of 16 bits has 2 bytes an element and neither scale nor offset.
     """
     if bits == 16:
         return torch.Size(shape).numel() * 2, 0
     check_bits(bits)
     groups = torch.Size(_group_shape(shape, granularity)).numel()
-    return torch.Size(shape).numel() * bits // 8, groups * 4
+    return torch.Size(shape).numel() * bits // 8, groups * (2 if zero_point == "symmetric" else 4)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from windowquant.core.packed import PackedLayer, WindowBlock
 from windowquant.core.packing import unpack
+from windowquant.core.quantizer import PER_TOKEN
 
 _CHUNK = 2**24  # float32 elements of a temporary (64 MiB)
 _MASKED = torch.finfo(torch.float32).min  # not -inf: a query that sees nothing must not become NaN
@@ -51,7 +52,7 @@ def _unpacked(block: WindowBlock, part: slice) -> Tensor:
 def _groups(group: Tensor, block: WindowBlock, part: slice) -> Tensor:
     """Scales or offsets of some windows: [B, H, w, S, 1] if each token has its own, else [B, H, w, 1, D]."""
     batch, heads, _, size, channels = block.shape
-    own = (size, 1) if block.granularity == "token" else (1, channels)
+    own = (size, 1) if block.granularity in PER_TOKEN else (1, channels)
     if group.shape[2] > 1:
         group = group[:, :, part]
     return group.expand(batch, heads, part.stop - part.start, *own)
@@ -79,7 +80,7 @@ def _chunks(
                 yield tokens, codes, None, None
                 continue
             scale = _joined([_groups(block.scale, block, part) for block, part in run])
-            offset = _joined([_groups(block.offset, block, part) for block, part in run])
+            offset = _joined([_groups(block.shift(), block, part) for block, part in run])
             yield tokens, codes, scale, offset
 
 

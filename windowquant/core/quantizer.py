@@ -102,11 +102,16 @@ def quantize(
     return WindowBlock(pack(codes.to(torch.uint8), bits), scale, offset, bits, shape, granularity)
 
 
+def check_symmetric(bits: int) -> None:
+    """Raise UserError for symmetric codes of 1 bit."""
+    if bits == 1:
+        raise UserError("Symmetric codes of 1 bit could say nothing but zero; use 2 bits or more.")
+
+
 def _symmetric(x: Tensor, bits: int, granularity: Granularity, largest: Tensor) -> WindowBlock:
     """Quantize with codes that reach from -largest to largest, group by group."""
+    check_symmetric(bits)
     half = middle(bits)
-    if half == 0:
-        raise UserError("Symmetric codes of 1 bit could say nothing but zero; use 2 bits or more.")
     scale = (largest.float() / half).to(x.dtype)
     codes = torch.round(x.float() / torch.where(scale == 0, 1.0, scale.float())).clamp_(-half, half) + half
     shape = (x.shape[0], x.shape[1], x.shape[2], x.shape[3], x.shape[4])

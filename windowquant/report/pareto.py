@@ -78,7 +78,7 @@ def _draw(task: str, rows: Sequence[dict[str, Any]], labels: Sequence[str], accu
 
 
 def _label(row: dict[str, Any]) -> str:
-    """Method, and for `uniform` what it does."""
+    """Method, and for `uniform` and `rtn` what it does."""
     params = row["params"]
-    detail = f" {params['bits_per_code']} bit, {params['granularity']}" if row["method"] == "uniform" else ""
+    detail = f" {params['bits_per_code']} bit, {params['granularity']}" if row["method"] in ("uniform", "rtn") else ""
     return row["method"] + detail

@@ -159,8 +159,9 @@ def _settings(row: dict[str, Any]) -> str:
     params = row["params"]
     if "alpha" in params:
         return f" (alpha={params['alpha']:g}, window_size={params['window_size']})"
-    if row["method"] == "uniform":
-        return f" ({params['bits_per_code']} bit per {params['granularity'].replace('_', ' and ')})"
+    if row["method"] in ("uniform", "rtn"):
+        kind = "symmetric " if params.get("zero_point") == "symmetric" else ""
+        return f" ({params['bits_per_code']} bit {kind}per {params['granularity'].replace('_', ' and ')})"
     return ""
 
 

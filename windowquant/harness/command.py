@@ -2,9 +2,11 @@
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import hydra
+from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException, MissingConfigException
 from hydra.utils import get_method
 from omegaconf import DictConfig
@@ -28,23 +30,38 @@ def command(config: str, task: str) -> None:
         try:
             get_method(task)(cfg)
         except BAD_INPUT as error:  # here, because Hydra would add a line of its own
-            _stop(_sentence(error))
+            _stop(sentence(error))
 
     try:
         hydra.main(version_base="1.3", config_path=str(CONF), config_name=config)(guarded)()
     except BAD_INPUT as error:
-        _stop(_sentence(error))
+        _stop(sentence(error))
     except KeyboardInterrupt:
         print("Interrupted: the same command continues where it stopped.", file=sys.stderr)
         sys.exit(130)
 
 
-def _stop(sentence: str) -> None:
-    print(sentence, file=sys.stderr)
+def composed(config: str, overrides: Sequence[str]) -> DictConfig:
+    """`conf/<config>.yaml` with Hydra overrides, for a command line that is not Hydra's own.
+
+    Raises:
+        UserError: there is no `conf/`, which only a clone of the repository has.
+        HydraException, OmegaConfBaseException: an override that cannot be; see `sentence`.
+    """
+    if not CONF.is_dir():
+        raise UserError(
+            f"There are no configurations in {CONF}: install from a clone of the repository (pip install -e)."
+        )
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose(config, list(overrides))
+
+
+def _stop(complaint: str) -> None:
+    print(complaint, file=sys.stderr)
     sys.exit(2)
 
 
-def _sentence(error: Exception) -> str:
+def sentence(error: Exception) -> str:
     """One line about wrong input, or a configuration that cannot be composed."""
     if isinstance(error, UserError):
         return str(error)

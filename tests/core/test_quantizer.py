@@ -10,7 +10,15 @@ from torch import Tensor
 
 from windowquant.core.packed import WindowBlock
 from windowquant.core.packing import unpack
-from windowquant.core.quantizer import Granularity, ZeroPoint, dequantize, quantize, storage_bytes
+from windowquant.core.quantizer import (
+    WITHIN_WINDOWS,
+    Granularity,
+    ZeroPoint,
+    dequantize,
+    quantize,
+    storage_bytes,
+    unquantized,
+)
 from windowquant.errors import UserError
 
 GRANULARITIES: tuple[Granularity, ...] = get_args(Granularity)
@@ -102,6 +110,37 @@ def test_error_bound(
     assert bool((error <= _bound(block, x, zero_point)).all())
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    shape=st.tuples(*(st.integers(1, n) for n in (2, 3, 4, 9)), st.sampled_from([8, 24, 32])),
+    bits=st.sampled_from([8, 4, 2, 1]),
+    granularity=st.sampled_from(GRANULARITIES),
+    zero_point=st.sampled_from(["integer", "float"]),
+    centre=st.floats(-3, 3),
+    constant=st.booleans(),
+)
+def test_plain_error_bound_in_float32(
+    seed: int,
+    shape: tuple[int, ...],
+    bits: int,
+    granularity: Granularity,
+    zero_point: ZeroPoint,
+    centre: float,
+    constant: bool,
+) -> None:
+    """Half a scale with the float zero point, a whole one with the integer, but for a few units in the last place."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(shape, generator=generator) + centre
+    if constant:
+        x = torch.full(shape, centre)
+    block = quantize(x, bits, granularity, zero_point)
+    error, scale = (dequantize(block) - x).abs(), block.scale
+    assert bool((error <= scale * (0.5 if zero_point == "float" else 1.0) * (1 + 1e-4) + 1e-5).all())
+    if constant:
+        assert torch.equal(dequantize(block), x)
+
+
 @pytest.mark.parametrize("bits", [8, 4, 2, 1])
 @pytest.mark.parametrize("zero_point", ZERO_POINTS)
 def test_codes_are_the_nearest_for_scale_and_offset_as_stored(bits: int, zero_point: ZeroPoint) -> None:
@@ -154,6 +193,20 @@ def test_values_that_are_not_finite_are_refused_by_name(bad: float, word: str, g
     x[0, 1, 2, 3, 4] = bad
     with pytest.raises(UserError, match=f"layer 3 K holds {word} and cannot be quantized"):
         quantize(x, 2, granularity, label="layer 3 K")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_block_of_16_bits_is_the_tensor_itself(dtype: torch.dtype) -> None:
+    x = torch.randn(2, 3, 4, 5, 8).to(dtype)
+    block = unquantized(x, "token")
+    assert (block.bits, block.shape, block.granularity) == (16, (2, 3, 4, 5, 8), "token")
+    assert torch.equal(dequantize(block), x.float())
+    assert block.scale.numel() == block.offset.numel() == 0
+    assert storage_bytes((2, 3, 4, 5, 8), 16) == (2 * x.numel(), 0)
+
+
+def test_granularities_whose_groups_stay_within_a_window() -> None:
+    assert {name for name in GRANULARITIES if 2 not in SHARED[name]} == set(WITHIN_WINDOWS)
 
 
 def test_unknown_options_are_refused() -> None:

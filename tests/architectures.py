@@ -287,8 +287,8 @@ def video_inputs(name: str, processor: Any, seed: int = 0, question: str = "what
 
 
 def image_inputs(name: str, processor: Any, seed: int = 0) -> dict[str, Any]:
-    """One prompt with one image, twice as wide as high."""
-    wide = frames(1, seed, SIDE, 2 * SIDE)[0]
+    """One prompt with one image, four times as wide as high."""
+    wide = frames(1, seed, SIDE, 4 * SIDE)[0]
     return process(name, processor, [Ask("see {image} and say what it is", images=[wide])])
 
 
@@ -315,7 +315,7 @@ def batch_inputs(name: str, processor: Any, seed: int = 0) -> tuple[dict[str, An
     asks = [
         Ask("user: {video} what is it that happens here, and why?", videos=[_clip_of(name, seed)]),
         Ask("user: {video} why?", videos=[_clip_of(name, seed + 1)]),
-        Ask("who are you, and what is it that you can do?"),
+        Ask("who are you, and what can you do?"),
     ]
     return process(name, processor, asks), [process(name, processor, [ask]) for ask in asks]
 

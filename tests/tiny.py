@@ -11,8 +11,8 @@ import torch
 from datasets import Dataset, DatasetDict
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
-    CLIPVisionConfig,
-    LlamaConfig,
+    GitConfig,
+    GitForCausalLM,
     LlavaOnevisionConfig,
     LlavaOnevisionForConditionalGeneration,
     LlavaOnevisionImageProcessor,
@@ -21,8 +21,6 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2Config,
     SiglipVisionConfig,
-    VideoLlavaConfig,
-    VideoLlavaForConditionalGeneration,
 )
 
 SIDE = 16
@@ -115,18 +113,18 @@ def save_tiny_llava(folder: Path) -> Path:
 
 
 def save_tiny_unknown(folder: Path, like: Path) -> Path:
-    """A model with a video processor, of an architecture that no adapter knows (Video-LLaVA), random weights."""
+    """A model that takes images, of an architecture without placeholder tokens for them (GIT), random weights."""
     shutil.copytree(like, folder)
-    vision = CLIPVisionConfig(
-        hidden_size=16,
-        intermediate_size=32,
+    vision = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = GitConfig(
+        vision_config={**vision, "image_size": SIDE, "patch_size": PATCH},
+        vocab_size=300,
+        hidden_size=32,
+        intermediate_size=64,
         num_hidden_layers=1,
-        num_attention_heads=2,
-        image_size=SIDE,
-        patch_size=PATCH,
+        num_attention_heads=4,
     )
-    text = LlamaConfig(vocab_size=300, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4)
-    VideoLlavaForConditionalGeneration(VideoLlavaConfig(vision_config=vision, text_config=text)).save_pretrained(folder)
+    GitForCausalLM(config).save_pretrained(folder)
     return folder
 
 

@@ -13,6 +13,7 @@ from transformers import Cache, PreTrainedModel
 
 from windowquant import attention
 from windowquant.cache.packed_cache import PackedCache
+from windowquant.cache.recipe import Recipe
 from windowquant.cache.request import CacheRequest
 from windowquant.cache.request_cache import RequestCache
 from windowquant.errors import UserError
@@ -40,7 +41,9 @@ class Bound:
         self.method, self.model, self.processor = method, model, processor
         self.adapter = adapter_for(model)
         self.text_config = self.adapter.text_config(model)
-        if set(getattr(self.text_config, "layer_types", None) or ["full_attention"]) != {"full_attention"}:
+        sliding = getattr(self.text_config, "sliding_window", None)
+        kinds = getattr(self.text_config, "layer_types", None) or ["sliding_attention" if sliding else "full_attention"]
+        if set(kinds) != {"full_attention"}:
             raise UserError(
                 "A model with sliding-window attention layers is not supported; use one with full attention."
             )
@@ -90,8 +93,12 @@ class Bound:
             warnings.warn("The prompt holds no visual tokens, so nothing is quantized.", stacklevel=2)
         kv = kv_shape(self.text_config)
         planner = RequestPlanner(self.method, prompt, self.layers, self.sensitivity, self._embed_text, kv)
-        request = CacheRequest(prompt, self.method.recipe(), planner.row, self._attend, self._check_active)
+        request = CacheRequest(prompt, self.recipe(), planner.row, self._attend, self._check_active)
         return PackedCache(request, planner, self.layers)
+
+    def recipe(self) -> Recipe:
+        """How caches made here store what their plans say."""
+        return self.method.recipe()
 
     def visual_features(self, inputs: Mapping[str, Any]) -> VisualFeatures:
         """Visual tokens [M, C] of one request as they enter the language model; see `models.features`."""

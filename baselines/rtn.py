@@ -1,4 +1,4 @@
-"""Round-to-nearest of the visual K and V, no calibration and no exceptions: the baseline of every quantization paper."""
+"""Round-to-nearest of the visual K and V, no calibration, no exceptions: the baseline of every quantization paper."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -49,7 +49,7 @@ def calibration_of(method: Method, checkpoint: str) -> list[float] | str | None:
     Raises:
         UserError: the file is missing or is something else (before any weight is loaded).
     """
-    if hasattr(method, "statistics"):
+    if getattr(method, "needs_statistics", hasattr(method, "statistics")):
         return _statistics_hash(method.statistics, checkpoint)
     return _sensitivities(getattr(method, "sensitivity", "online"), checkpoint)
 

@@ -1,6 +1,7 @@
 """Where tokens go."""
 
 import warnings
+from itertools import pairwise
 
 import torch
 from hypothesis import given, settings
@@ -61,3 +62,36 @@ def test_identity_is_only_the_whole_prompt_in_16_bit() -> None:
     assert arrange(prompt, Recipe(2), (16, 16), 6).identity
     assert not arrange(prompt, Recipe(2), (16, 2), 6).identity
     assert not arrange(prompt, Recipe(2, drops_visual=True), (), 5).identity  # what is left begins with column 0
+
+
+@settings(deadline=None)
+@given(st.integers(1, 3), st.integers(1, 40), st.integers(1, 4), st.randoms())
+def test_in_place_windows_keep_their_order_in_runs(rows: int, length: int, size: int, random) -> None:
+    prompt = random_prompt(rows, length, random)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        count = prompt.windows(size).shape[1]
+        bits = tuple(random.choice([16, 4, 2]) for _ in range(count))
+        got = arrange(prompt, Recipe(size, reorder=False, v_widths=((4, 2),)), bits, length)
+    if set(bits) <= {16}:  # nothing is quantized: all columns are where they were anyway
+        assert not got.segments and got.kept.shape[1] == length
+        return
+    assert [w for place in got.segments for w in place.windows] == list(range(count))
+    assert [place.k_bits for place in got.segments for _ in place.windows] == list(bits)
+    assert all(a.k_bits != b.k_bits for a, b in pairwise(got.segments))
+    assert all(place.v_bits == (2 if place.k_bits == 4 else place.k_bits) for place in got.segments)
+    for row, order in enumerate(got.order().tolist()):
+        columns = [i for i, on in enumerate(prompt.visual[row].tolist()) if on]
+        whole = columns[: len(columns) // size * size]
+        assert [c for c in order if c >= 0 and c in whole] == whole
+        assert sorted(c for c in order if c >= 0) == list(range(length))
+        assert not set(got.kept[row].tolist()) & set(whole)
+
+
+def test_windows_whose_k_or_v_alone_stays_in_16_bit_are_segments() -> None:
+    prompt = Prompt(*(torch.ones(1, 6, dtype=dtype) for dtype in (torch.int64, torch.bool, torch.bool)))
+    got = arrange(prompt, Recipe(2, v_widths=((16, 4), (2, 16))), (16, 2, 16), 6)
+    assert [(p.k_bits, p.v_bits, p.windows) for p in got.segments] == [(16, 4, (0, 2)), (2, 16, (1,))]
+    assert got.kept.shape == (1, 0) and got.kept_visual == 0
+    only_v = arrange(prompt, Recipe(2, v_widths=((16, 4),)), (16, 16, 16), 6)
+    assert [(p.k_bits, p.v_bits, p.windows) for p in only_v.segments] == [(16, 4, (0, 1, 2))]

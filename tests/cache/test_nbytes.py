@@ -25,8 +25,9 @@ def tensors_in(thing: Any, seen: set[int]) -> list[Tensor]:
     elif isinstance(thing, list | tuple | set):
         children = list(thing)
     elif type(thing).__module__.startswith(("windowquant.cache", "windowquant.core", "transformers.cache")):
-        # `_request` is what the layers share: the prompt's token ids, no K and no V
-        children = [value for key, value in vars(thing).items() if key not in ("_request", "request", "planner")]
+        # what the layers share (the prompt's token ids) and what all caches of a method do: no K and no V
+        shared = ("_request", "request", "planner", "codec")
+        children = [value for key, value in vars(thing).items() if key not in shared]
     else:
         children = []
     return [tensor for child in children for tensor in tensors_in(child, seen)]
@@ -39,6 +40,16 @@ def storage_bytes(cache: Any) -> int:
 
 METHODS = {
     "windowquant": {"name": "windowquant", "window_size": 8, "sensitivity": (0.45, 0.6)},
+    "windows in place": {"name": "windowquant", "window_size": 4, "sensitivity": (0.45, 0.6), "reorder": False},
+    "other bits of V": {
+        "name": "windowquant",
+        "window_size": 4,
+        "sensitivity": (0.45, 0.6),
+        "widths": (16, 8, 4, 2),
+        "v_widths": (8, 4, 4, 1),
+    },
+    "V in 16 bit": {"name": "windowquant", "window_size": 8, "sensitivity": (0.45, 0.6), "v_widths": (16, 16, 16)},
+    "single tokens": {"name": "windowquant", "sensitivity": (0.45, 0.6), "search": "token", "granularity": "token"},
     "int4": {"name": "uniform_int4", "window_size": 8},
     "int2 per token": {"name": "uniform_int2", "window_size": 8, "granularity": "token"},
     "1 bit": {"name": "uniform", "bits_per_code": 1, "window_size": 8},
@@ -75,7 +86,10 @@ def test_total_equals_the_storages_halfway_through_a_prefill() -> None:
         assert not cache.packed
 
 
-@pytest.mark.parametrize("name", ["windowquant", "int4", "per tensor", "fp16", "no video"])
+@pytest.mark.parametrize(
+    "name",
+    ["windowquant", "windows in place", "other bits of V", "V in 16 bit", "int4", "per tensor", "fp16", "no video"],
+)
 @pytest.mark.parametrize("options", [{}, {"num_beams": 3}], ids=["greedy", "beams"])
 def test_total_equals_the_storages_in_a_padded_batch(name: str, options) -> None:
     model = tiny_model()

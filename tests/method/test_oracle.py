@@ -20,6 +20,23 @@ METHODS = {
     "windowquant": {"name": "windowquant", "window_size": 8, **GIVEN},
     "windowquant, odd windows": {"name": "windowquant", "window_size": 5, "alpha": 4.0, **GIVEN},
     "random plan": {"name": "random_plan", "window_size": 4, **GIVEN},
+    "in place": {"name": "windowquant", "window_size": 4, "reorder": False, **GIVEN},
+    "four widths, other bits of V": {
+        "name": "windowquant",
+        "window_size": 4,
+        "widths": (16, 8, 4, 2),
+        "v_widths": (16, 4, 4, 1),
+        **GIVEN,
+    },
+    "V in 16 bit, in place": {
+        "name": "windowquant",
+        "window_size": 4,
+        "v_widths": (16, 16, 16),
+        "reorder": False,
+        **GIVEN,
+    },
+    "V of all windows quantized": {"name": "windowquant", "window_size": 4, "v_widths": (4, 4, 2), **GIVEN},
+    "single tokens": {"name": "windowquant", "search": "token", "granularity": "token", **GIVEN},
     "int4": {"name": "uniform_int4", "window_size": 8},
     "int2, float zero point": {"name": "uniform_int2", "window_size": 8, "zero_point": "float"},
     "int8 per token": {"name": "uniform", "bits_per_code": 8, "granularity": "token", "window_size": 1},
@@ -110,7 +127,9 @@ BATCHES = {
 
 
 @pytest.mark.parametrize("batch", BATCHES)
-@pytest.mark.parametrize("name", ["windowquant", "int2, float zero point", "int2 per tensor"])
+@pytest.mark.parametrize(
+    "name", ["windowquant", "int2, float zero point", "int2 per tensor", "in place", "four widths, other bits of V"]
+)
 def test_batches_with_padding_and_unequal_videos(name: str, batch: str) -> None:
     rows, frames = BATCHES[batch]
     inputs = batch_inputs(rows, frames)

@@ -7,13 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from omegaconf import OmegaConf
+from PIL import Image
 
 from tests.architectures import ARCHITECTURES, build
 from tests.tiny import write_video
 from windowquant.errors import UserError
+from windowquant.harness.command import CONF
 from windowquant.harness.engine import Engine
 from windowquant.harness.loading import Loaded, load
-from windowquant.harness.settings import ModelSettings
+from windowquant.harness.settings import ModelSettings, group_settings
 from windowquant.harness.video import sample_video
 from windowquant.method import get_method
 
@@ -104,8 +107,6 @@ def test_frames_carry_their_times(saved: Save, video: str) -> None:
 def test_images_are_answered_as_by_generate(name: str, saved: Save) -> None:
     loaded = load(saved(name), CPU)
     pictures = [np.random.default_rng(i).integers(0, 255, (16, 16 + 16 * i, 3), dtype=np.uint8) for i in range(2)]
-    from PIL import Image
-
     asked = ask(*(("image", Image.fromarray(picture)) for picture in pictures))
     with get_method("fp16", kv_dtype="model").bind(loaded.model) as bound:
         engine = Engine(loaded, bound, "paper")
@@ -137,3 +138,18 @@ def test_pickled_weights_are_not_loaded(saved: Save, tmp_path: Path) -> None:
     torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
     with pytest.raises(UserError, match="cannot be loaded as an image-text-to-text model: .*safetensors"):
         load(ModelSettings("pickled", str(tmp_path), FRAMES), CPU)
+
+
+@pytest.mark.parametrize("path", sorted((CONF / "model").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_model_configuration_is_one(path: Path) -> None:
+    settings = group_settings(ModelSettings, "model", OmegaConf.to_container(OmegaConf.load(path)))  # type: ignore[arg-type]
+    assert settings.name == path.stem and settings.frames >= 1 and not settings.trust_remote_code
+    assert settings.stand_in == path.stem.startswith("mini_")
+    if not settings.stand_in:
+        assert settings.pretrained.count("/") == 1 and settings.calibration == f"results/calibration/{path.stem}.json"
+
+
+def test_frames_are_the_papers_where_it_names_them() -> None:
+    frames = {path.stem: OmegaConf.load(path).frames for path in (CONF / "model").glob("*.yaml")}
+    assert frames["internvl2_5_8b"] == 25
+    assert {frames[name] for name in ("llava_onevision_7b", "qwen2_vl_7b", "qwen2_5_vl_7b")} == {100}

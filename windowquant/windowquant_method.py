@@ -145,7 +145,7 @@ class WindowQuant(Method):
         v_widths = self.recipe().v_widths
 
         def average(alpha: float) -> float:
-            k = replace(self, alpha=alpha)._voted(scores, sensitivity)
+            k = self._voted(scores, sensitivity, alpha)
             v = v_bits_of(k, v_widths)
             return average_bits(k, v, self.window_size, True, self.granularity, kv, self.zero_point)
 

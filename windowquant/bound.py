@@ -1,8 +1,11 @@
 """A method tied to a loaded model: installs what it needs on entering, removes all of it on leaving."""
 
+import os
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -11,11 +14,15 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
-from windowquant import attention
-from windowquant.cache.packed_cache import PackedCache
+from windowquant import attention, conversation
+from windowquant.cache.fingerprint import pixel_prints
+from windowquant.cache.origin import CacheOrigin
+from windowquant.cache.packed_cache import PackedCache, Planner
 from windowquant.cache.recipe import Recipe
 from windowquant.cache.request import CacheRequest
 from windowquant.cache.request_cache import RequestCache
+from windowquant.calibrate.origin import fingerprint, model_name
+from windowquant.compiled import check_not_compiled
 from windowquant.errors import UserError
 from windowquant.kernels import get_backend
 from windowquant.models import Prompt, adapter_for, cache_keyword
@@ -33,8 +40,15 @@ class Bound:
 
     Inside, caches made by `new_cache` can be given to `model.generate` or to the model's `forward`, under the name
     `cache_keyword`; other caches and calls without a cache go on as before. Greedy decoding, sampling, beam search,
-    several sequences a prompt and batches with left padding work; assisted decoding was never tried. The language
-    model's attention is SDPA here, whatever the model was loaded with. Afterwards the model is as it was.
+    several sequences a prompt, prompt lookup, streamers, stopping criteria and batches with left padding work. The
+    language model's attention is SDPA here, whatever the model was loaded with. Afterwards the model is as it was.
+
+    One video can be asked many things::
+
+        cache = wq.encode(inputs)
+        for question in questions:  # processor outputs, each with the same video first
+            answer = model.generate(**wq.resume(cache, question), max_new_tokens=32)
+        cache.save("video.safetensors")  # and another day: cache = wq.load_cache("video.safetensors")
     """
 
     def __init__(self, method: "Method", model: PreTrainedModel, processor: object = None) -> None:
@@ -47,6 +61,7 @@ class Bound:
             raise UserError(
                 "A model with sliding-window attention layers is not supported; use one with full attention."
             )
+        check_not_compiled(model, self.adapter.language_model(model))
         self.layers = int(self.text_config.num_hidden_layers)
         self.cache_keyword = cache_keyword(model)
         self.sensitivity = method.sensitivity_of(model)
@@ -93,8 +108,55 @@ class Bound:
             warnings.warn("The prompt holds no visual tokens, so nothing is quantized.", stacklevel=2)
         kv = kv_shape(self.text_config)
         planner = RequestPlanner(self.method, prompt, self.layers, self.sensitivity, self._embed_text, kv)
+        return self.cache_of(prompt, planner, pixel_prints(self.adapter, inputs))
+
+    def encode(self, inputs: Mapping[str, Any]) -> Cache:
+        """A cache that holds everything up to the prompt's last visual token, packed: prefilled here, not yet asked.
+
+        `resume` goes on from it with this prompt's question or with others. WindowQuant searches its plan once, with
+        the text of the prompt given here: a question asked later finds the windows that suit this text in 16 bit, so
+        give the question that matters most, or a prompt without one if none does. Text between and before the images
+        or videos is prefilled in full precision and kept. Raises UserError for a prompt without any, or with nothing
+        after them.
+        """
+        return conversation.encode(self, inputs)
+
+    def resume(self, cache: Cache, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments of `model.generate` for another prompt about the video in `cache`, which is taken back to it.
+
+        inputs: processor outputs of a prompt that begins as the cached one does, at least up to the end of its last
+        image or video: another question, or the conversation so far and its next turn. Pixels may be left out, and are
+        never run again. Of the cache, the longest common beginning of both prompts is kept; the rest, and the answers
+        generated so far, are forgotten (a turn that quotes them runs their tokens again, in one pass). Beams and
+        several answers are reduced to one row a prompt. Raises UserError if the prompt or the pixels are others.
+        """
+        self._check_active()
+        return conversation.resume(self, cache, inputs)
+
+    def load_cache(self, path: str | os.PathLike[str], inputs: Mapping[str, Any] | None = None) -> PackedCache:
+        """The cache that `PackedCache.save` wrote to `path`: it answers as the saved one would have, bit for bit.
+
+        With `inputs`, it is checked to be of their video (token ids up to its end, and pixels if given); `resume`
+        checks the same later. Raises UserError, naming the file, if it is missing, damaged, written by a newer version,
+        or of another model, method or prompt.
+        """
+        from windowquant.cache.saved import read
+
+        self._check_active()
+        return read(self, path, inputs)
+
+    def cache_of(self, prompt: Prompt, planner: Planner, pixels: Mapping[str, str]) -> PackedCache:
+        """An empty cache for a prompt whose plan comes from `planner`."""
         request = CacheRequest(prompt, self.recipe(), planner.row, self._attend, self._check_active)
-        return PackedCache(request, planner, self.layers)
+        return PackedCache(request, planner, self.layers, lambda: self.origin, pixels)
+
+    @cached_property
+    def origin(self) -> CacheOrigin:
+        """What tells the bound model and method from others; see `CacheOrigin`."""
+        structure, weights = fingerprint(self.model)
+        dtype = self.adapter.language_model(self.model).embed_tokens.weight.dtype
+        method = replace(self.method, backend=None).described()
+        return CacheOrigin(model_name(self.model), structure, weights, str(dtype).removeprefix("torch."), method)
 
     def recipe(self) -> Recipe:
         """How caches made here store what their plans say."""
@@ -116,6 +178,9 @@ class Bound:
         return self.adapter.text_embeddings(self.model, ids)
 
     def _install(self, undo: ExitStack) -> None:
+        for module in self.model.modules():
+            if hasattr(module, "rope_deltas"):  # M-RoPE models keep this of their latest request
+                undo.callback(setattr, module, "rope_deltas", module.rope_deltas)
         key, before = self.adapter.text_config_key, self.text_config._attn_implementation
         undo.callback(self.model.set_attn_implementation, {key: before})
         self.model.set_attn_implementation({key: attention.NAME})
@@ -139,13 +204,17 @@ class Bound:
         cache, ids = self._cache_in(kwargs), kwargs.get("input_ids", args[0] if args else None)
         if cache is None or not isinstance(ids, Tensor) or ids.shape[1] == 1:
             return
-        prompt, start = cache.request.prompt, cache.get_seq_length()
+        prompt, start, ids = cache.request.prompt, cache.get_seq_length(), ids.cpu()
         given = [kwargs.get(key) for key in self.adapter.pixel_keys]
         brings_pixels = any(value is not None and len(value) > 0 for value in given)
-        if (brings_pixels and start >= max(prompt.visual_end, 1)) or not _continues(prompt, start, ids.cpu()):
+        if start > 0 and not brings_pixels and ids.shape[1] > start and _continues(prompt, 0, ids):
+            raise UserError(
+                "The whole prompt is run on a cache that holds it, as assisted decoding does; give it a new cache."
+            )
+        if (brings_pixels and start >= max(prompt.visual_end, 1)) or not _continues(prompt, start, ids):
             raise UserError(
                 "The cache belongs to another prompt than the one it is used with; make a cache for each request with "
-                "new_cache(inputs)."
+                "new_cache(inputs), or go on from this one's video with resume(cache, inputs)."
             )
 
     def _place(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:

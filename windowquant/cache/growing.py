@@ -17,6 +17,11 @@ class GrowingKV:
         self.length = k.shape[2]
         self._k, self._v = (_copy_into(x, self.length + expected + _ROOM) for x in (k, v))
 
+    @classmethod
+    def of_capacity(cls, k: Tensor, v: Tensor, capacity: int) -> "GrowingKV":
+        """With k, v [B, H, T, D] in use, and room for `capacity` tokens in all."""
+        return cls(k, v, capacity - k.shape[2] - _ROOM)
+
     @property
     def k(self) -> Tensor:
         """Keys in use, [B, H, length, D]: a view."""

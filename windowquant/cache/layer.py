@@ -1,6 +1,7 @@
 """One layer of the packed cache, as transformers drives it."""
 
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,11 +17,28 @@ from windowquant.errors import UserError
 from windowquant.timing import synchronize
 
 
+@dataclass(frozen=True, eq=False)
+class LayerState:
+    """What a packed layer consists of.
+
+    seen: columns so far. packed_at: columns when it was packed. ragged: some row has an empty slot. order: column of
+    every token stored by then, int64 [B, T'], if a mask needed it. pack_s: seconds that packing took.
+    """
+
+    stored: StoredLayer
+    seen: int
+    packed_at: int
+    ragged: bool
+    order: Tensor | None
+    pack_s: float
+
+
 class PackedCacheLayer(CacheLayerMixin):
     """K and V of one layer: full precision until all visual tokens are in, packed from then on.
 
     `update` answers with plain tensors while the prefill runs (attention there is exact) and with a `PackedView`
-    afterwards. Positions keep their original count throughout, also for tokens that are no longer stored.
+    afterwards. Positions keep their original count throughout, also for tokens that are no longer stored. Tokens that
+    come in more rows than are packed (beams, several answers) have the packed rows repeated in place.
     """
 
     is_sliding = False
@@ -49,6 +67,7 @@ class PackedCacheLayer(CacheLayerMixin):
         self.is_initialized = True
         self._seen += key_states.shape[2]
         if self.stored is not None:
+            self._match_rows(key_states.shape[0], self.stored.kept.k.shape[0])
             self.stored.kept.append(key_states.detach(), value_states.detach())
             view = PackedView(self.stored, self._full_order, self._ragged, self._seen, self._request.attend)
             return view, view
@@ -58,6 +77,15 @@ class PackedCacheLayer(CacheLayerMixin):
         self.keys, self.values = key_states, value_states
         self.pack_if_ready()
         return key_states, value_states
+
+    def _match_rows(self, rows: int, held: int) -> None:
+        if rows % held:
+            raise UserError(
+                f"The cache holds {held} rows (beams, or several answers) and is used with {rows}; take it back to one "
+                "row a prompt with resume(cache, inputs)."
+            )
+        if rows > held:
+            self.batch_repeat_interleave(rows // held)
 
     @torch.no_grad()
     def pack_if_ready(self) -> None:
@@ -69,10 +97,13 @@ class PackedCacheLayer(CacheLayerMixin):
             return
         synchronize(self.keys.device)
         start = time.perf_counter()
-        self._packed_at = self._seen
+        length = self._request.prompt.length
+        at = self._packed_at = min(self._seen, length)  # assisted decoding runs guesses along with the prompt
         arrangement = self._arrangement(self.keys.shape[0])
-        expected = max(0, self._request.prompt.length - self._seen)
-        self.stored = pack_layer(self.keys, self.values, arrangement, self._request.recipe, self.index, expected)
+        k, v = self.keys, self.values
+        self.stored = pack_layer(k[:, :, :at], v[:, :, :at], arrangement, self._request.recipe, self.index, length - at)
+        if at < self._seen:
+            self.stored.kept.append(k[:, :, at:].detach(), v[:, :, at:].detach())
         self._ragged = arrangement.ragged
         self.keys = self.values = None
         synchronize(self.stored.kept.k.device)
@@ -114,19 +145,28 @@ class PackedCacheLayer(CacheLayerMixin):
         return -1
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forget the last `-tokens_to_remove` columns (0 or negative, as in transformers); not into the packed part."""
-        target = self._seen - abs(tokens_to_remove)
+        """Forget the last `-tokens_to_remove` columns (0 or negative, as in transformers); not into the video."""
         if tokens_to_remove > 0:
             raise UserError("crop takes 0 or a negative number of tokens; pass -n to remove the last n.")
         if tokens_to_remove == 0:
             return
-        if self.stored is None or target < self._packed_at:
+        target, stored, first = self._seen + tokens_to_remove, self.stored, self._request.prompt.visual_end
+        if stored is None or target < first:
             raise UserError(
-                f"The cache cannot be cropped to {target} tokens, for its first {self._packed_at or self._seen} are "
-                "packed as one; make a new cache instead."
+                f"The cache cannot be cropped to {target} tokens, for its first {first if stored else self._seen} hold "
+                "the video as one; make a new cache instead."
             )
+        # What follows the video is kept in 16 bit, in order, at the end: also the part that was there at packing.
+        self._forget_prefix(max(0, self._packed_at - target), stored)
         self._seen = target
-        self.stored.kept.truncate(self.stored.prefix + target - self._packed_at)
+        stored.kept.truncate(stored.prefix + target - self._packed_at)
+
+    def _forget_prefix(self, columns: int, stored: StoredLayer) -> None:
+        """Take the last columns out of what counts as packed."""
+        self._packed_at -= columns
+        stored.prefix -= columns
+        if self._order is not None and columns:
+            self._order = self._order[:, :-columns].clone()
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Beam search: row i becomes what row beam_idx[i] was (int64 [B'])."""
@@ -144,6 +184,17 @@ class PackedCacheLayer(CacheLayerMixin):
 
     def reset(self) -> None:
         raise UserError("A packed cache belongs to one prompt; make a new one with new_cache(inputs) for the next.")
+
+    def state(self) -> LayerState:
+        """The packed layer, to be kept or written; UserError before it is packed."""
+        stored = self._packed()
+        return LayerState(stored, self._seen, self._packed_at, self._ragged, self._order, self.pack_s)
+
+    def restore(self, state: LayerState) -> None:
+        """Become what `state` says."""
+        self.is_initialized = True
+        self.stored, self._order, self._ragged = state.stored, state.order, state.ragged
+        self._seen, self._packed_at, self.pack_s = state.seen, state.packed_at, state.pack_s
 
     def nbytes(self) -> KVBytes:
         """Bytes held, by kind."""

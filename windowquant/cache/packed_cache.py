@@ -1,16 +1,49 @@
 """The cache of one request, behind transformers' `Cache` interface."""
 
+import os
 from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from windowquant.cache.kv_bytes import KVBytes
 from windowquant.cache.layer import PackedCacheLayer
+from windowquant.cache.origin import CacheOrigin
 from windowquant.cache.request import CacheRequest
 from windowquant.cache.request_cache import RequestCache
 from windowquant.core.plan import BitPlan
-from windowquant.planning import RequestPlanner
+from windowquant.models import Prompt
+
+
+class Planner(Protocol):
+    """Where a cache's plan comes from; `RequestPlanner` is the one that searches for it."""
+
+    @property
+    def search_s(self) -> float:
+        """Seconds that the search took."""
+
+    @property
+    def scores(self) -> list[Tensor] | None:
+        """Score of each window of each row, if the method looks at any."""
+
+    @property
+    def sensitivity(self) -> tuple[float, ...]:
+        """s_l as used for the plan, [L]."""
+
+    def row(self, layer: int) -> tuple[int, ...] | None:
+        """Bits of each window in `layer`, or None while they are not known."""
+
+    def observe(self, embeds: Tensor) -> None:
+        """Take in the embeddings [B, t, C] of the next t columns."""
+
+    def learn(self, layer: int, h_in: Tensor, h_out: Tensor, start: int) -> None:
+        """Take in a layer's hidden states around its attention."""
+
+    def plan(self) -> BitPlan | None:
+        """The finished plan, or None before the search."""
 
 
 @dataclass(frozen=True)
@@ -31,17 +64,52 @@ class RequestStats:
 
 
 class PackedCache(RequestCache):
-    """Mixed-precision KV cache of one request or batch of requests; made by `Bound.new_cache`, used once."""
+    """Mixed-precision KV cache of one request or batch of requests, made by `Bound.new_cache` or `Bound.encode`.
+
+    It serves one video (or set of images): `Bound.resume` takes it back to another question about them, and `save`
+    keeps it for another day.
+    """
 
     layers: list[PackedCacheLayer]
 
-    def __init__(self, request: CacheRequest, planner: RequestPlanner, layers: int) -> None:
+    def __init__(
+        self,
+        request: CacheRequest,
+        planner: Planner,
+        layers: int,
+        origin: Callable[[], CacheOrigin],
+        pixels: Mapping[str, str],
+    ) -> None:
+        """origin: tells model and method, when the cache is written. pixels: prints of what the prompt shows."""
         super().__init__(layers=[PackedCacheLayer(index, request) for index in range(layers)])
         self.request = request
         self.planner = planner
+        self.origin = origin
+        self.pixels = dict(pixels)
 
     def observe(self, embeds: Tensor) -> None:
         self.planner.observe(embeds)
+
+    def go_back(self, columns: int, prompt: Prompt) -> None:
+        """Keep the first `columns` columns, one row a prompt, and expect `prompt` to go on from there.
+
+        `prompt` must be the same up to there. What precedes the video's end cannot be taken back (UserError).
+        """
+        times = self.layers[0].state().stored.kept.k.shape[0] // prompt.batch
+        if times > 1:  # beams and several answers of a prompt differ after its end only
+            self.batch_select_indices(torch.arange(prompt.batch) * times)
+        self.crop(columns - self.get_seq_length())
+        self.request.prompt = prompt
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the packed cache to one safetensors file, for `Bound.load_cache`; it appears whole or not at all.
+
+        It holds codes, scales and offsets, 16-bit tokens (those after the video, too), the plan, and what tells its
+        model, method, prompt and video from others. Raises UserError before the cache is packed.
+        """
+        from windowquant.cache.saved import write
+
+        write(self, path)
 
     def nbytes(self) -> KVBytes:
         """Bytes held now, by kind; the sum equals the bytes of the storages."""

@@ -1,0 +1,78 @@
+"""Several questions about one packed video: encode it once, then go on from there."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers import Cache
+
+from windowquant.cache.fingerprint import pixel_prints
+from windowquant.cache.packed_cache import PackedCache
+from windowquant.errors import UserError
+from windowquant.models import Prompt
+from windowquant.models.prompt import require_ids
+from windowquant.prefill import first_columns
+
+if TYPE_CHECKING:
+    from windowquant.bound import Bound
+
+
+@torch.no_grad()
+def encode(bound: "Bound", inputs: Mapping[str, Any]) -> Cache:
+    """A cache that holds the prompt up to its last visual token, packed; see `Bound.encode`."""
+    prompt = bound.adapter.prompt(bound.model, inputs)
+    if prompt.visual_end == 0:
+        raise UserError("The prompt holds no image and no video to encode; use new_cache(inputs) and generate.")
+    if prompt.visual_end == prompt.length:
+        raise UserError("Nothing follows the video in the prompt; add the question, or at least the turn's end.")
+    cache = bound.new_cache(inputs)
+    first = first_columns(bound.adapter, bound.model, inputs, prompt.visual_end)
+    bound.model(**first, **{bound.cache_keyword: cache}, use_cache=True, logits_to_keep=1)
+    return cache
+
+
+def resume(bound: "Bound", cache: Cache, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Take the cache back to what it has in common with another prompt; see `Bound.resume`."""
+    if not isinstance(cache, PackedCache):
+        raise UserError(f"A {type(cache).__name__} does not store the video apart, so it cannot be taken back to it.")
+    ids, attended = require_ids(inputs)
+    held = cache.request.prompt
+    if not cache.packed:
+        raise UserError("The cache holds no video yet; make one with encode(inputs), or generate with it first.")
+    _check_same_video(bound, cache, inputs)
+    prompt = _continued(bound, held, ids, attended)
+    kept = min(_shared(held, prompt), cache.get_seq_length(), prompt.length - 1)
+    if kept < held.visual_end:
+        raise UserError(
+            f"The prompt differs from the one in the cache at token {kept}, before the end of its video "
+            f"({held.visual_end} tokens); encode this prompt on its own."
+        )
+    cache.go_back(kept, prompt)
+    given = {"input_ids": ids, "attention_mask": attended.long(), "position_ids": prompt.position_ids(0, prompt.length)}
+    on_device = {key: value.to(bound.device) for key, value in given.items() if value is not None}
+    return {**on_device, bound.cache_keyword: cache}
+
+
+def _check_same_video(bound: "Bound", cache: PackedCache, inputs: Mapping[str, Any]) -> None:
+    prints = pixel_prints(bound.adapter, inputs)
+    if any(cache.pixels.get(key, value) != value for key, value in prints.items()):
+        raise UserError("The inputs hold other images or videos than the cache; encode them on their own.")
+
+
+def _shared(held: Prompt, prompt: Prompt) -> int:
+    """The number of first columns that are the same in both prompts, for every row."""
+    columns = min(held.length, prompt.length)
+    pairs = ((held.input_ids, prompt.input_ids), (held.attended, prompt.attended))
+    same = torch.stack([(a[:, :columns] == b[:, :columns]).all(0) for a, b in pairs]).all(0)
+    return int(same.long().cumprod(0).sum())
+
+
+def _continued(bound: "Bound", held: Prompt, ids: Tensor, attended: Tensor) -> Prompt:
+    """The prompt `ids`, whose positions go on from those of `held`; UserError if it brings more to see."""
+    if len(ids) != held.batch:
+        raise UserError(f"The cache holds {held.batch} prompts and the inputs {len(ids)}; give as many as it does.")
+    visual = bound.adapter.is_visual(bound.model, ids) & attended
+    if visual[:, held.visual_end :].any():
+        raise UserError("The prompt holds more images or videos than the cache; make a new cache for it.")
+    return Prompt(ids, attended, visual, held.position_ids(0, ids.shape[1]))

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from transformers import PreTrainedModel
+
 from windowquant.cache.streaming.codecs import GroupCodec, check_group
 from windowquant.cache.streaming.rules import Blocks, Sliding
 from windowquant.cache.streaming.track import Scheme
@@ -50,7 +52,7 @@ class Kivi(StreamingMethod):
                 f"of {8 // self.v_bits}."
             )
 
-    def schemes(self, shape: KVShape) -> Schemes:
+    def schemes(self, model: PreTrainedModel, shape: KVShape) -> Schemes:
         check_group(self.group, shape.channels)
         k = Scheme(GroupCodec(self.k_bits, self.group, "channel"), Blocks(self.residual))
         v = Scheme(GroupCodec(self.v_bits, self.group, "token"), Sliding(self.residual))

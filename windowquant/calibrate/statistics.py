@@ -60,6 +60,30 @@ class Ranges:
         }
 
 
+class Drawn:
+    """Some tokens of each prompt as they are: `<states>.drawn`, float16 [L, n, H, D], for keys before RoPE and values.
+
+    per_prompt: how many, evenly spread over the prompt (all of them where it has fewer).
+    """
+
+    def __init__(self, per_prompt: int = 16) -> None:
+        self._per_prompt = per_prompt
+        self._found: dict[str, dict[int, list[Tensor]]] = {"unrotated_key": {}, "value": {}}
+
+    def seen(self, layer: int, states: States) -> None:
+        count = len(states.value)
+        picked = torch.linspace(0, count - 1, min(count, self._per_prompt)).round().long()
+        for name, layers in self._found.items():
+            x = getattr(states, name)
+            layers.setdefault(layer, []).append(x[picked.to(x.device)].half().cpu())
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {
+            f"{name}.drawn": torch.stack([torch.cat(layers[index]) for index in sorted(layers)])
+            for name, layers in self._found.items()
+        }
+
+
 @dataclass(frozen=True, eq=False)
 class Statistics:
     """What was measured, tensors [L, ...] by name (see the reducers), and of which model and prompts it tells."""
@@ -107,8 +131,11 @@ def load_statistics(model: PreTrainedModel, path: str | os.PathLike[str] | None 
 def measure_statistics(
     model: PreTrainedModel, samples: Iterable[Mapping[str, Any]], reducers: Sequence[Reducer] = ()
 ) -> Statistics:
-    """Prefill each sample (processor outputs, on the model's device) and reduce what is seen; `Ranges` by default."""
-    reducers = reducers or (Ranges(),)
+    """Prefill each sample (processor outputs, on the model's device) and reduce what is seen.
+
+    By default with `Ranges` and `Drawn`. Raises UserError without a sample.
+    """
+    reducers = reducers or (Ranges(), Drawn())
 
     def watch(prompt: Prompt, undo: ExitStack) -> None:
         def seen(layer: int, states: States) -> None:

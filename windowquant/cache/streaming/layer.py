@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from windowquant.cache.pack import check_finite
+from windowquant.cache.streaming.rotation import Angles, Rotation
 from windowquant.cache.streaming.track import Scheme, Track
 from windowquant.cache.streaming.view import GroupView, StreamView
 from windowquant.errors import UserError
@@ -23,6 +24,7 @@ class StreamRequest:
 
     padding: empty columns before each row's first token. schemes: how layer l keeps its K and its V. storage_dtype:
     of what is not coded, from the model's dtype. check_usable: raises UserError if the cache may not be used now.
+    angles: where K is coded without its rotation, gives the rotation of positions, see `Rotation`.
     """
 
     prompt: Prompt
@@ -30,6 +32,11 @@ class StreamRequest:
     schemes: Callable[[int], tuple[Scheme, Scheme]]
     storage_dtype: Callable[[torch.dtype], torch.dtype]
     check_usable: Callable[[], None]
+    angles: Angles | None = None
+
+    def rotation(self, sources: tuple[int, ...], padding: int) -> Rotation | None:
+        """The rotations of some rows; None where K is coded with them."""
+        return None if self.angles is None else Rotation(self.angles, self.prompt, sources, padding)
 
 
 def left_padding(prompt: Prompt) -> tuple[int, ...]:
@@ -105,18 +112,22 @@ class StreamingLayer(CacheLayerMixin):
         padding = torch.tensor(self._request.padding).repeat_interleave(times)
         for columns in padding.unique().tolist():
             rows = (padding == columns).nonzero().flatten()
-            tracks = [self._track(kind, _columns(x, rows, columns)) for kind, x in ((0, k), (1, v))]
-            self.groups.append(RowGroup(tuple(rows.tolist()), tuple((rows // times).tolist()), columns, *tracks))
+            sources = tuple((rows // times).tolist())
+            rotation = self._request.rotation(sources, columns)
+            tracks = self._tracks(_columns(k, rows, columns), _columns(v, rows, columns), rotation)
+            self.groups.append(RowGroup(tuple(rows.tolist()), sources, columns, *tracks))
         self.keys = self.values = None
         synchronize(k.device)
         self.pack_s = time.perf_counter() - start
 
-    def _track(self, kind: int, x: Tensor) -> Track:
-        """K (kind 0) or V (kind 1) of some rows, [B', H, t, D]."""
-        label = f"layer {self.index} {'KV'[kind]}"
-        check_finite(x, label)
+    def _tracks(self, k: Tensor, v: Tensor, rotation: Rotation | None) -> tuple[Track, Track]:
+        """K and V of some rows, [B', H, t, D]."""
+        labels = f"layer {self.index} K", f"layer {self.index} V"
+        for x, label in ((k, labels[0]), (v, labels[1])):
+            check_finite(x, label)
         expected = max(0, self._request.prompt.length - self._seen)
-        return Track(self._request.schemes(self.index)[kind], x, label, expected)
+        k_scheme, v_scheme = self._request.schemes(self.index)
+        return Track(k_scheme, k, labels[0], expected, rotation), Track(v_scheme, v, labels[1], expected)
 
     @torch.no_grad()
     def _append(self, k: Tensor, v: Tensor) -> StreamView:

@@ -8,6 +8,7 @@ from torch import Tensor
 from windowquant.cache.kv_bytes import tensor_bytes
 from windowquant.cache.streaming.buffer import TokenBuffer
 from windowquant.cache.streaming.codecs import Codec
+from windowquant.cache.streaming.rotation import Rotation
 from windowquant.cache.streaming.rules import Rule
 from windowquant.cache.streaming.store import CodedTokens, Held
 from windowquant.kernels.piecewise import MixedTokens
@@ -24,17 +25,17 @@ class Scheme:
 class Track:
     """K or V [B, H, length, D] of rows that have all seen the same number of tokens."""
 
-    def __init__(self, scheme: Scheme, x: Tensor, label: str, expected: int) -> None:
+    def __init__(self, scheme: Scheme, x: Tensor, label: str, expected: int, rotation: Rotation | None = None) -> None:
         """Start with the prefill, x [B, H, t, D] in the kv dtype; `expected`: how many more tokens are known to come.
 
-        `label` names the layer and the tensor in errors.
+        `label` names the layer and the tensor in errors. rotation: taken off what is coded; exact tokens keep it.
         """
         self._rule, self.length = scheme.rule, x.shape[2]
         end = self._rule.coded(self.length)
         self._first = x[:, :, : self._rule.sinks].clone()
-        self._coded = CodedTokens(scheme.codec, label)
+        self._coded, self._rotation = CodedTokens(scheme.codec, label), rotation
         if end > self._first.shape[2]:
-            self._coded.append(x[:, :, self._first.shape[2] : end], expected)
+            self._code(x[:, :, self._first.shape[2] : end], expected)
         self._recent = TokenBuffer(x)
         self._recent.append(x[:, :, max(end, self._first.shape[2]) :])
 
@@ -66,19 +67,26 @@ class Track:
         before, due = self.coded_end, self._rule.coded(self.length) - self.coded_end
         exact = self._recent.view(max(0, read_from - before))
         if due > 0:
-            self._coded.append(self._recent.view(0, due))
+            self._code(self._recent.view(0, due))
             self._recent.drop(due)
         return exact
 
+    def _code(self, x: Tensor, expected: int = 0) -> None:
+        """Code the next tokens, x [B, H, t, D]."""
+        plain = x if self._rotation is None else self._rotation.undo(x, self.coded_end).to(x.dtype)
+        self._coded.append(plain, expected)
+
     def _read(self, start: int, stop: int) -> Tensor:
         offset = self._first.shape[2]
-        return self._coded.read(start - offset, stop - offset)
+        values = self._coded.read(start - offset, stop - offset)
+        return values if self._rotation is None else self._rotation.redo(values, start)
 
     def select(self, rows: Tensor) -> None:
         """Replace the batch by its `rows` (int64 [B'])."""
         self._first = self._first.index_select(0, rows.to(self._first.device))
         self._recent.select(rows)
         self._coded.select(rows)
+        self._rotation = None if self._rotation is None else self._rotation.select(rows)
 
     def predicted(self) -> float:
         """Bytes of all tokens in all rows by formula, without room."""

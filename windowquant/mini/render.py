@@ -11,7 +11,7 @@ from functools import cache
 import numpy as np
 from PIL import Image, ImageDraw
 
-from windowquant.mini.scenes import ACTIONS, CONTENTS, NUMBERS, OBJECTS, PLACES, Story
+from windowquant.mini.scenes import ACTIONS, CONTENTS, MIN_SCENE_FRAMES, NUMBERS, OBJECTS, PLACES, Story
 
 SIDE = 64
 SPRITE = 40
@@ -231,12 +231,18 @@ def frames(story: Story, drawings: Drawings, seed: int, side: int = 256) -> np.n
     return out
 
 
-def still(place: str, content: str, drawings: Drawings, rng: np.random.Generator) -> np.ndarray:
-    """[3, 64, 64] uint8: one frame as it could stand in a video."""
-    drawing = mask(content, drawings, int(rng.integers(2**31)), phase=float(rng.random()))
-    x, y = rng.integers(0, SIDE - SPRITE, 2)
+def stills(place: str, content: str, drawings: Drawings, rng: np.random.Generator, count: int = 1) -> np.ndarray:
+    """[count, 3, 64, 64] uint8: so many frames in a row as they could stand in a scene of a video."""
+    sprite, phase = int(rng.integers(2**31)), float(rng.random())
+    x, y = start = rng.integers(0, SIDE - SPRITE, 2)
     back = background(place, rng, SIDE, int(rng.integers(SIDE)))
-    return (compose(back, drawing, int(x), int(y)) * 255).round().astype(np.uint8)
+    out = [compose(back, mask(content, drawings, sprite, phase), int(x), int(y))]
+    if count > 1:
+        drift = (rng.integers(0, SIDE - SPRITE, 2) - start) / rng.integers(MIN_SCENE_FRAMES, 4 * MIN_SCENE_FRAMES)
+        for t in range(1, count):
+            x, y = (start + drift * t).astype(int)
+            out.append(compose(back, mask(content, drawings, sprite, phase + t / 8), int(x), int(y)))
+    return (np.stack(out) * 255).round().astype(np.uint8)
 
 
-__all__ = ["CONTENTS", "SIDE", "Drawings", "background", "compose", "frames", "mask", "still"]
+__all__ = ["CONTENTS", "SIDE", "Drawings", "background", "compose", "frames", "mask", "stills"]

@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 from windowquant.mini import scenes as sc
-from windowquant.mini.training.language import Asked, Asker, Difficulty, Picker, Videos
+from windowquant.mini.training.rows import Asked
+from windowquant.mini.training.videos import Asker, Difficulty, Picker, Videos
 
 ASKERS = {
     "current": sc.ask_current,

@@ -10,8 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+
+from windowquant.errors import UserError
 
 # (progress 0..1, random generator of this step) -> loss
 LossFn = Callable[[float, np.random.Generator], Tensor]
@@ -51,11 +54,12 @@ def _save_state(path: Path, step: int, params: Mapping[str, nn.Parameter], optim
 
 
 def _load_state(path: Path, params: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> int:
-    from safetensors import safe_open
-
     with safe_open(path, framework="pt") as f:
         step = int(f.metadata()["step"])
     tensors = load_file(path)
+    shapes = {name: tensors[f"param.{name}"].shape for name in params if f"param.{name}" in tensors}
+    if shapes != {name: p.shape for name, p in params.items()}:
+        raise UserError(f"{path} is of another model; train in another folder, or remove it.")
     with torch.no_grad():
         for name, p in params.items():
             p.copy_(tensors[f"param.{name}"])

@@ -7,8 +7,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from windowquant.errors import UserError
+from windowquant.mini.architectures import architecture
 from windowquant.mini.training.finish import export
 from windowquant.mini.training.run import Recipe, train
+from windowquant.mini.training.warm_start import find_source, sha256
 
 
 def _recipe(cfg: DictConfig) -> Recipe:
@@ -25,9 +27,12 @@ def _recipe(cfg: DictConfig) -> Recipe:
 
 def train_command(cfg: DictConfig) -> None:
     """Trains in `cfg.folder` (resuming what is there) and writes the checkpoint to `cfg.checkpoint`."""
-    recipe = _recipe(cfg)
+    recipe, kind = _recipe(cfg), architecture(cfg.architecture)
+    source = None if cfg.warm_start is None else find_source(cfg.warm_start)
     torch.set_num_threads(cfg.threads)
     folder, checkpoint = Path(cfg.folder), Path(cfg.checkpoint)
-    model = train(recipe, folder)
-    export(model, folder, checkpoint)
+    if source is not None:
+        print(f"warm start: {source}, weights' sha256 {sha256(source)}")
+    model = train(recipe, kind, source, folder)
+    export(kind, model, folder, checkpoint)
     print(f"checkpoint: {checkpoint}")

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
@@ -69,7 +70,10 @@ def tiny_processor() -> LlavaOnevisionProcessor:
     )
 
 
-def tiny_config(vocabulary: int) -> LlavaOnevisionConfig:
+def tiny_config(
+    vocabulary: int, heads: int = 4, kv_heads: int = 2, head_dim: int = 8, layers: int = 2, **text: Any
+) -> LlavaOnevisionConfig:
+    """Ids: 0 padding, 1 end, 2 image, 3 video."""
     vision = SiglipVisionConfig(
         hidden_size=16,
         intermediate_size=32,
@@ -79,21 +83,22 @@ def tiny_config(vocabulary: int) -> LlavaOnevisionConfig:
         patch_size=PATCH,
         vision_use_head=False,
     )
-    text = Qwen2Config(
+    language = Qwen2Config(
         vocab_size=vocabulary,
-        hidden_size=32,
+        hidden_size=heads * head_dim,
         intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
         initializer_range=0.3,  # far from uniform answers, so that quantization shows
         bos_token_id=None,
         eos_token_id=1,
         pad_token_id=0,
+        **text,
     )
     return LlavaOnevisionConfig(
         vision_config=vision,
-        text_config=text,
+        text_config=language,
         image_token_id=2,
         video_token_id=3,
         image_grid_pinpoints=[[SIDE, SIDE]],

@@ -4,7 +4,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LlavaOnevisionConfig, LlavaOnevisionForConditionalGeneration, Qwen2Config, SiglipVisionConfig
+from transformers import LlavaOnevisionForConditionalGeneration
+
+from tests.tiny import tiny_config
 
 IMAGE, VIDEO, FIRST_WORD, VOCABULARY = 2, 3, 8, 64
 PER_FRAME = 4  # 16 patches, pooled
@@ -16,37 +18,7 @@ def tiny_model(
 ) -> LlavaOnevisionForConditionalGeneration:
     """Random weights, far enough from uniform attention that quantization shows; float32, evaluation mode."""
     torch.manual_seed(seed)
-    vision = SiglipVisionConfig(
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        image_size=16,
-        patch_size=4,
-        vision_use_head=False,
-    )
-    qwen = Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=heads * head_dim,
-        intermediate_size=64,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        initializer_range=0.3,
-        bos_token_id=None,
-        eos_token_id=1,
-        pad_token_id=0,
-        **text,
-    )
-    config = LlavaOnevisionConfig(
-        vision_config=vision,
-        text_config=qwen,
-        image_token_id=IMAGE,
-        video_token_id=VIDEO,
-        image_grid_pinpoints=[[16, 16]],
-        vision_feature_layer=-1,
-        vision_feature_select_strategy="full",
-    )
+    config = tiny_config(VOCABULARY, heads, kv_heads, head_dim, layers, **text)
     model = LlavaOnevisionForConditionalGeneration(config).eval()
     for layer in model.model.language_model.layers:  # biases are zero at first; real models' are not
         torch.nn.init.normal_(layer.self_attn.k_proj.bias, std=1.0)

@@ -13,8 +13,10 @@ from PIL import Image
 from tests.architectures import ARCHITECTURES, build
 from tests.tiny import write_video
 from windowquant.errors import UserError
+from windowquant.harness import conversation
 from windowquant.harness.command import CONF
 from windowquant.harness.engine import Engine
+from windowquant.harness.lmms_model import WindowQuantModel
 from windowquant.harness.loading import Loaded, load
 from windowquant.harness.settings import ModelSettings, group_settings
 from windowquant.harness.video import sample_video
@@ -153,3 +155,9 @@ def test_frames_are_the_papers_where_it_names_them() -> None:
     frames = {path.stem: OmegaConf.load(path).frames for path in (CONF / "model").glob("*.yaml")}
     assert frames["internvl2_5_8b"] == 25
     assert {frames[name] for name in ("llava_onevision_7b", "qwen2_vl_7b", "qwen2_5_vl_7b")} == {100}
+
+
+def test_lmms_evals_command_line_sets_max_pixels(saved: Save, video: str) -> None:
+    model = WindowQuantModel(saved("qwen2_vl").pretrained, "fp16", frames=FRAMES, max_pixels=256, device="cpu")
+    processed = conversation.processed(model._loaded.processor, ask(("video", video)), FRAMES)
+    assert processed["video_grid_thw"].tolist() == [[FRAMES // 2, 4, 4]]

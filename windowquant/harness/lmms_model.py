@@ -103,6 +103,7 @@ class WindowQuantModel(EvaluatedModel):
         method: name of the method; further arguments are its hyper-parameters.
         protocol: context, paper or cached.
         frames: uniformly spaced frames per video.
+        max_pixels: most pixels of a frame, for a model that keeps a video's own resolution.
         dtype, revision, trust_remote_code: as in `from_pretrained`.
         max_new_tokens: overrides the task's.
         device: as torch writes it; `auto` is the GPU where there is one.
@@ -114,6 +115,7 @@ class WindowQuantModel(EvaluatedModel):
         method: str = "windowquant",
         protocol: Protocol = "context",
         frames: int = 96,
+        max_pixels: int | None = None,
         dtype: str = "auto",
         revision: str | None = None,
         trust_remote_code: bool = False,
@@ -125,7 +127,7 @@ class WindowQuantModel(EvaluatedModel):
     ) -> None:
         if int(batch_size) != 1:
             raise UserError(f"batch_size is {batch_size}: requests are measured one at a time, use 1.")
-        model = ModelSettings(pretrained, pretrained, frames, revision, dtype, trust_remote_code)
+        model = ModelSettings(pretrained, pretrained, frames, revision, dtype, trust_remote_code, max_pixels=max_pixels)
         check_protocol(protocol)
         chosen = build_method(method, params)
         super().__init__(load(model, resolve_device(device)), chosen, protocol, max_new_tokens)

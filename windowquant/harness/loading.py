@@ -126,9 +126,7 @@ def load(settings: ModelSettings, device: torch.device) -> Loaded:
     common = {"revision": settings.revision or "main", "trust_remote_code": settings.trust_remote_code}
     try:
         processor = AutoProcessor.from_pretrained(where, **common)
-        model = AutoModelForImageTextToText.from_pretrained(
-            where, dtype=settings.dtype, use_safetensors=True, **common
-        )
+        model = AutoModelForImageTextToText.from_pretrained(where, dtype=settings.dtype, use_safetensors=True, **common)
     except (OSError, ValueError, KeyError, ImportError) as error:
         reason = " ".join(str(error).split())
         raise UserError(

@@ -55,11 +55,11 @@ def _positions(total: int, count: int) -> list[int]:
 
 def _stated(path: str | Path) -> tuple[int, float | None]:
     """Frames in all and frames a second, as the container claims; 0 and None where it claims nothing."""
+    stated: tuple[int, float | None] = 0, None
     with av.open(str(path)) as container:
-        if not container.streams.video:
-            return 0, None
-        stream = container.streams.video[0]
-        return int(stream.frames), float(stream.average_rate) if stream.average_rate else None
+        for stream in container.streams.video[:1]:
+            stated = int(stream.frames), float(stream.average_rate) if stream.average_rate else None
+    return stated
 
 
 def _decode(path: str | Path, positions: list[int]) -> tuple[dict[int, np.ndarray], int]:

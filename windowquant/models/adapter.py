@@ -40,7 +40,7 @@ class Adapter:
 
     def language_model(self, model: PreTrainedModel) -> Any:
         """The decoder stack: the module that receives `inputs_embeds` [B, T, C] and the cache."""
-        return model.model.language_model  # type: ignore[union-attr]
+        return model.model.language_model
 
     def decoder_layers(self, model: PreTrainedModel) -> list[Any]:
         """Its layers, each with a `self_attn` whose output is added to the layer's input."""

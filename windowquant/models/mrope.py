@@ -37,7 +37,7 @@ class MRope(Adapter):
         if not grids:
             counted = (attended.long().cumsum(-1) - 1).clamp(min=0)
             return counted.expand(3, -1, -1)
-        rope = model.model.get_rope_index  # type: ignore[union-attr]
+        rope = model.model.get_rope_index
         positions, _ = rope(ids, mm_token_type_ids=types, attention_mask=attended.long(), **grids)
         return positions
 

@@ -90,8 +90,8 @@ class Prompt:
         """The prompt with every row repeated `times` times in place, as `generate` does for beams."""
         if times == 1:
             return self
-        rows = (x.repeat_interleave(times, 0) for x in (self.input_ids, self.attended, self.visual))
-        return Prompt(*rows, None if self.positions is None else self.positions.repeat_interleave(times, 1))
+        ids, attended, visual = (x.repeat_interleave(times, 0) for x in (self.input_ids, self.attended, self.visual))
+        return Prompt(ids, attended, visual, self.position_ids(0, self.length, times))
 
 
 @dataclass(frozen=True, eq=False)

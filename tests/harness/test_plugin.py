@@ -16,6 +16,7 @@ from windowquant.errors import UserError
 from windowquant.harness import environment
 from windowquant.harness.benchmarks import build_task
 from windowquant.harness.data import Data
+from windowquant.harness.lmms_command import CommandLineModel
 from windowquant.harness.lmms_model import WindowQuantModel
 from windowquant.harness.plugin import manifest
 from windowquant.harness.runner import Cell, run
@@ -76,6 +77,35 @@ def test_the_command_line_of_lmms_eval_works(tiny_llava: Path, tiny_data: Path, 
     assert 0 <= scores["score,none"] <= 1
     (samples,) = (tmp_path / "out").rglob("*_samples_egoschema_local.jsonl")
     assert len(samples.read_text().splitlines()) == 2
+
+
+def test_bad_arguments_end_the_command_line_of_lmms_eval_with_one_sentence(tiny_data: Path) -> None:
+    command = [sys.executable, "-m", "lmms_eval", "--model", "windowquant", "--tasks", "egoschema_subset"]
+    command += ["--model_args", "method=fp61"]
+    variables = {"HF_HOME": str(tiny_data), "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, **variables}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.strip().splitlines()[-1].startswith("Unknown method 'fp61'; known methods: ")
+    assert "Traceback" not in done.stderr
+
+
+def test_its_script_is_told_from_a_library_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert manifest().chat_class_path.endswith("lmms_model.WindowQuantModel")
+    monkeypatch.setitem(sys.modules, "lmms_eval.__main__", sys)  # which the script `lmms-eval` imports
+    assert manifest().chat_class_path.endswith("lmms_command.CommandLineModel")
+
+
+def test_what_goes_wrong_while_answering_ends_the_command_line_too(
+    tiny_llava: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = CommandLineModel(str(tiny_llava), "fp16", frames=8, device="cpu")
+    for refused in (model.loglikelihood, model.generate_until_multi_round):
+        with pytest.raises(SystemExit) as stop:
+            refused([])
+        assert stop.value.code == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 2
 
 
 def test_an_unreadable_video_ends_the_evaluation(tiny_llava: Path, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ NOT_IMPORTED = {
 
 
 # Distributions that are called otherwise than the module they hold.
-DIST_OF = {"PIL": "pillow", "hydra": "hydra-core", "sklearn": "scikit-learn", "yaml": "pyyaml"}
+DIST_OF = {"PIL": "pillow", "hydra": "hydra-core", "optimum": "optimum-quanto", "sklearn": "scikit-learn", "yaml": "pyyaml"}
 
 
 def dist_of(module: str) -> str:
@@ -61,7 +61,7 @@ def constraints() -> dict[str, Version]:
 
 
 def test_code_imports_only_declared_packages() -> None:
-    known = set(declared("gpu"))
+    known = set(declared("gpu", "stock"))
     missing = {dist_of(m): str(p) for m, p in imported_modules("windowquant", "baselines", "scripts").items()}
     assert {d: p for d, p in missing.items() if d not in known} == {}
 
@@ -77,7 +77,7 @@ def test_every_declared_package_is_used() -> None:
     assert sorted(set(declared()) - used - set(NOT_IMPORTED)) == []
 
 
-@pytest.mark.parametrize("extra", [None, "gpu", "dev"])
+@pytest.mark.parametrize("extra", [None, "gpu", "stock", "dev"])
 def test_constraints_pin_a_version_that_the_range_admits(extra: str | None) -> None:
     pins = constraints()
     for name, requirement in declared(*[extra] if extra else []).items():

@@ -11,6 +11,7 @@ from windowquant.protocols import answer
 NAMES = [
     "dynamic",
     "fp16",
+    "hf_fp8",
     "no_video",
     "random_plan",
     "rtn",

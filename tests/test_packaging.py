@@ -28,7 +28,13 @@ NOT_IMPORTED = {
 
 
 # Distributions that are called otherwise than the module they hold.
-DIST_OF = {"PIL": "pillow", "hydra": "hydra-core", "optimum": "optimum-quanto", "sklearn": "scikit-learn", "yaml": "pyyaml"}
+DIST_OF = {
+    "PIL": "pillow",
+    "hydra": "hydra-core",
+    "optimum": "optimum-quanto",
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+}
 
 
 def dist_of(module: str) -> str:

@@ -62,7 +62,7 @@ def test_quantos_example() -> None:
 @needs_quanto
 @pytest.mark.parametrize(("axis", "want"), [(0, [(1, 2)]), (-1, [(0, 4), (0, 5), (1, 0), (1, 1)])])
 def test_quantos_groups(axis: int, want: list[tuple[int, int]]) -> None:
-    """One element of (head 1, token 1 or 2) is changed: axis 0 moves its token only, axis -1 its group of (h, t) rows."""
+    """One element of head 1 is changed: axis 0 moves its token only, axis -1 its group of (h, t) rows."""
     torch.manual_seed(0)
     x = torch.rand(1, 2, 6, 4)
     y = x.clone()

@@ -32,7 +32,7 @@ class StockQuantizedCache(QuantizedCache):
         except (ValueError, AssertionError, RuntimeError) as error:
             reason = " ".join(str(error).split()) or "an assertion of its own fails"
             raise UserError(
-                f"The {self._backend} back end cannot quantize K and V of shape {list(args[0].shape)} ({reason}); choose "
+                f"The {self._backend} back end cannot quantize K and V of shape {list(args[0].shape)} ({reason}); set "
                 "another q_group_size or axis."
             ) from error
 

@@ -162,7 +162,7 @@ def _settings(row: dict[str, Any]) -> str:
     if row["method"] in ("uniform", "rtn"):
         kind = "symmetric " if params.get("zero_point") == "symmetric" else ""
         return f" ({params['bits_per_code']} bit {kind}per {params['granularity'].replace('_', ' and ')})"
-    return ""
+    return f" ({params['nbits']} bit)" if "nbits" in params else ""
 
 
 def _number(value: float | None, form: str) -> str:

@@ -34,8 +34,8 @@ def received_attention(q: Tensor, k: Tensor, mask: Tensor | None, scaling: float
 def tiers(scores: Tensor, shares: tuple[float, ...], widths: tuple[int, ...]) -> Tensor:
     """Bits of each token by the rank of its score [W]: int64 [W].
 
-    The best shares[0] of the tokens get widths[0], the next shares[1] widths[1], and so on, each border rounded; the rest
-    gets the last of `widths`, which has one entry more than `shares`. Of equal scores the earlier token ranks first.
+    The best shares[0] of the tokens get widths[0], the next shares[1] widths[1], and so on, each border rounded; the
+    rest gets the last of `widths`, which has one entry more than `shares`. Of equal scores the earlier token is first.
     """
     bits = torch.full((len(scores),), widths[-1])
     order, start, total = scores.cpu().argsort(descending=True, stable=True), 0, 0.0

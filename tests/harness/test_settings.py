@@ -12,7 +12,7 @@ from windowquant.errors import UserError
 from windowquant.harness.command import CONF
 from windowquant.harness.methods import build_method
 from windowquant.harness.settings import RunSettings, digest, from_config, resolve_device
-from windowquant.method import get_method, method_names
+from windowquant.method import Method, get_method, method_names
 
 
 def composed(*overrides: str) -> RunSettings:
@@ -33,9 +33,17 @@ def test_defaults_are_the_papers() -> None:
 def test_a_method_configuration_names_every_hyper_parameter(path: Path) -> None:
     settings = composed(f"method={path.stem}")
     known = {field.name for field in fields(get_method(settings.method))}
-    assert set(settings.params) == known  # so that each can be overridden without a plus sign
+    shared = {field.name for field in fields(Method)}  # of these a method with a storage of its own has no use for some
+    assert known - shared <= set(settings.params) <= known  # so that each can be overridden without a plus sign
     if path.stem == settings.method:
         assert build_method(settings.method, settings.params) == get_method(settings.method)
+
+
+def test_the_window_size_is_the_models_unless_the_method_has_its_own() -> None:
+    assert composed("model.window_size=16").params["window_size"] == 16
+    assert composed("model.window_size=16", "method.window_size=8").params["window_size"] == 8
+    asked = composed("model.window_size=16", "method=fp16")
+    assert asdict(build_method("fp16", asked.params)) == asdict(build_method("fp16", asked.reference().params))
 
 
 def test_every_method_has_a_configuration() -> None:
@@ -96,7 +104,7 @@ def test_digest_ignores_the_order_of_keys_only() -> None:
 def test_the_reference_is_fp16_on_the_same_inputs(make_settings: Callable[..., RunSettings]) -> None:
     settings = make_settings(method="random_plan", params={"seed": 4}, seed=4, protocol="paper", force=True)
     reference = settings.reference()
-    assert (reference.method, reference.params, reference.seed, reference.force) == ("fp16", {}, 0, False)
+    assert (reference.method, reference.params, reference.seed, reference.force) == ("fp16", {"window_size": 32}, 0, False)
     kept = {
         name: value for name, value in asdict(settings).items() if name not in ("method", "params", "seed", "force")
     }

@@ -21,7 +21,8 @@ PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)
 class ModelSettings:
     """Which checkpoint, and how it sees a video.
 
-    `pretrained` is a local folder, a hub id, or the name of an embedded checkpoint; `frames` are taken per video.
+    `pretrained` is a local folder, a hub id, or the name of an embedded checkpoint; `frames` are taken per video;
+    `window_size` is what methods take by default.
     `max_pixels` is the most that a frame may have where the model keeps a video's own resolution, None for the
     checkpoint's own limit.
     `calibration` is the file of its layer sensitivities, None for the one beside the checkpoint.
@@ -33,6 +34,7 @@ class ModelSettings:
     revision: str | None = None
     dtype: str = "auto"
     trust_remote_code: bool = False
+    window_size: int = 32
     stand_in: bool = False
     calibration: str | None = None
     max_pixels: int | None = None
@@ -82,13 +84,14 @@ class RunSettings:
         kept = asdict(self)
         for name in ("data", "force", "output", "wandb", "device"):
             del kept[name]
-        for name in ("pretrained", "calibration"):
+        for name in ("pretrained", "calibration", "window_size"):  # the last is in the method's parameters
             del kept["model"][name]
         return {**kept, "params": dict(self.params), "data": self.data.name, "device": self.torch_device.type}
 
     def reference(self) -> "RunSettings":
         """The FP16 run on the same inputs, against which this one's fidelity is measured."""
-        return replace(self, method="fp16", params={}, seed=0, force=False)
+        params = {"window_size": self.model.window_size}  # as composed, so that both are one run
+        return replace(self, method="fp16", params=params, seed=0, force=False)
 
 
 def check_protocol(name: str) -> None:

@@ -74,6 +74,10 @@ class Method:
         """
         return Bound(self, model, processor)
 
+    def frames(self, frames: int) -> int:
+        """How many frames of each video an evaluation is to show, where the model's settings say `frames`."""
+        return frames
+
     def sensitivity_of(self, model: PreTrainedModel) -> tuple[float, ...] | None:
         """s_l of each layer [L] (paper, equation 9), or None if it is to be taken from each request's own prefill."""
         return (0.0,) * int(model.config.get_text_config().num_hidden_layers)

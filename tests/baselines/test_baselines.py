@@ -10,6 +10,7 @@ from windowquant.protocols import answer
 
 NAMES = [
     "dynamic",
+    "fewer_frames",
     "fp16",
     "hf_fp8",
     "no_video",

@@ -61,7 +61,8 @@ class EvaluatedModel(lmms):
             stack.enter_context(warnings.catch_warnings())
             warnings.filterwarnings("default", module=r"windowquant\.")  # importing lmms-eval silences every warning
             bound = stack.enter_context(self._method.bind(self._loaded.model, self._loaded.processor))
-            engine = Engine(self._loaded, bound, self._protocol, self._max_new_tokens)
+            loaded = self._loaded.showing(self._method.frames(self._loaded.frames))
+            engine = Engine(loaded, bound, self._protocol, self._max_new_tokens)
             return [self._answer(engine, request) for request in self._counted(requests)]
 
     def _counted(self, requests: list[Instance]) -> Iterator[Instance]:

@@ -1,5 +1,6 @@
 """Finding, identifying and loading checkpoints."""
 
+import copy
 import hashlib
 import os
 from dataclasses import dataclass, field
@@ -47,6 +48,15 @@ class Loaded:
     checkpoint: Checkpoint
     frames: int
     features: Memory = field(default_factory=lambda: Memory(_FEATURE_BYTES))
+
+    def showing(self, frames: int) -> "Loaded":
+        """The same model with another number of frames of each video, whose features are remembered apart."""
+        if frames == self.frames:
+            return self
+        processor = copy.copy(self.processor)
+        if getattr(processor, "video_processor", None) is not None:
+            processor.video_processor = processor.video_processor.showing(frames)
+        return Loaded(self.model, processor, self.checkpoint, frames)
 
 
 def embedded_names() -> list[str]:

@@ -49,8 +49,9 @@ def calibration_of(method: Method, checkpoint: str) -> list[float] | str | None:
     Raises:
         UserError: the file is missing or is something else (before any weight is loaded).
     """
-    if getattr(method, "needs_statistics", hasattr(method, "statistics")):
-        return _statistics_hash(method.statistics, checkpoint)
+    statistics = getattr(method, "statistics", None)
+    if statistics is not None and getattr(method, "needs_statistics", True):
+        return _statistics_hash(statistics, checkpoint)
     return _sensitivities(getattr(method, "sensitivity", "online"), checkpoint)
 
 

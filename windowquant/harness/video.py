@@ -116,6 +116,7 @@ class VideoMemory:
     ) -> None:
         self._processor = video_processor
         self._frames = frames
+        self._max_pixels = max_pixels
         self._memory = Memory(max_bytes)
         self._fixed: dict[str, Any] = {"do_sample_frames": False, **_dynamic(video_processor, frames, max_pixels)}
 
@@ -123,6 +124,10 @@ class VideoMemory:
         if name == "_processor":  # not set yet: this is a copy being made
             raise AttributeError(name)
         return getattr(self._processor, name)
+
+    def showing(self, frames: int) -> "VideoMemory":
+        """The same with another number of frames, and nothing remembered."""
+        return VideoMemory(self._processor, frames, max_pixels=self._max_pixels)
 
     def __call__(self, videos: Any, **kwargs: Any) -> Any:
         """Video paths in a list -> the wrapped processor's output for their frames."""

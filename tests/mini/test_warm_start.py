@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from tests.mini.untrained import language_of
@@ -15,7 +17,8 @@ from windowquant.calibration import load_for
 from windowquant.errors import UserError
 from windowquant.mini.architectures import ARCHITECTURES, architecture
 from windowquant.mini.tokenizer import build_tokenizer
-from windowquant.mini.training.run import Recipe, train
+from windowquant.mini.training import run
+from windowquant.mini.training.main import train_command
 from windowquant.mini.training.warm_start import find_source, sha256, warm_start
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,7 +94,12 @@ def test_a_source_of_another_size_is_refused(source: Path, tiny_llava: Path, tmp
         warm_start(language_of("internvl").model, language_of("internvl").tokenizer, folder)
 
 
-RECIPE = Recipe(
+@pytest.fixture
+def few_stills(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "HELD_OUT_STILLS", 1)
+
+
+RECIPE = run.Recipe(
     seed=0,
     stills=1,
     vision_steps=1,
@@ -109,11 +117,14 @@ RECIPE = Recipe(
 )
 
 
+@pytest.mark.usefixtures("few_stills")
 def test_given_words_stay_as_they_are_through_the_stages(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("windowquant.mini.training.run.video_report", lambda *_: {})
-    model = train(RECIPE, architecture("qwen2_vl"), source, tmp_path)
+    monkeypatch.setattr(run, "video_report", lambda *_: {})
+    monkeypatch.setattr(run, "letter_report", lambda *_: {})
+    monkeypatch.setattr(run, "TINY", run.Level(16, (2, 4), 2, 1, 1))
+    model = run.train(RECIPE, architecture("qwen2_vl"), source, tmp_path)
     other = AutoModelForImageTextToText.from_pretrained(source)
     words = len(language_of("llava_onevision").tokenizer)
     found, given = (m.model.language_model.embed_tokens.weight for m in (model, other))
@@ -126,41 +137,52 @@ def test_given_words_stay_as_they_are_through_the_stages(
 # ---- the command
 
 
-def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    script = [sys.executable, str(ROOT / "scripts/train_mini.py"), *arguments]
-    return subprocess.run(script, capture_output=True, text=True, cwd=ROOT)
+def composed(*overrides: str) -> DictConfig:
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        return compose("train_mini", [*overrides, "threads=1"])
 
 
+@pytest.mark.usefixtures("few_stills")
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_the_command_writes_a_checkpoint(name: str, source: Path, tmp_path: Path) -> None:
-    stages = ["tiny", "short", "long", "last"]
-    none = [f"recipe.{stage}_steps=0" for stage in stages]
-    short = ["recipe.stills=1", "recipe.vision_steps=2", "recipe.vision_batch=4", "recipe.report_every=1"]
+def test_the_command_writes_a_checkpoint(
+    name: str, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    none = [f"recipe.{stage}_steps=0" for stage in ("tiny", "short", "long", "last")]
+    short = ["recipe.stills=1", "recipe.vision_steps=2", "recipe.vision_batch=4", "recipe.report_every=2"]
     start = "null" if name == "llava_onevision" else str(source)
-    done = command(f"architecture={name}", f"warm_start={start}", f"folder={tmp_path}/run", "threads=1", *none, *short)
-    assert done.returncode == 0, done.stderr
-    checkpoint = tmp_path / "run" / "checkpoint"
-    assert f"checkpoint: {checkpoint}" in done.stdout
-    assert (f"sha256 {sha256(source)}" in done.stdout) == (start != "null")
+    train_command(composed(f"architecture={name}", f"warm_start={start}", f"folder={tmp_path}/run", *none, *short))
+    checkpoint, told = tmp_path / "run" / "checkpoint", capsys.readouterr().out
+    assert f"checkpoint: {checkpoint}" in told
+    assert (f"sha256 {sha256(source)}" in told) == (start != "null")
     log = [json.loads(line) for line in (checkpoint / "training_log.jsonl").read_text().splitlines()]
-    assert [(line["stage"], line["step"]) for line in log] == [("vision", 1), ("vision", 2)]
+    assert [(line["stage"], line["step"]) for line in log] == [("vision", 2)]
     model = AutoModelForImageTextToText.from_pretrained(checkpoint)
     assert model.config.model_type == name
     assert len(load_for(model).values) == 4
-    assert type(AutoProcessor.from_pretrained(checkpoint)) is type(
-        architecture(name).build_processor(architecture(name).build_tokenizer())
-    )
+    processor = architecture(name).build_processor(language_of(name).tokenizer)
+    assert type(AutoProcessor.from_pretrained(checkpoint)) is type(processor)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_architecture_has_a_recipe_and_a_folder_of_its_own(name: str) -> None:
+    cfg = composed(f"architecture={name}", "recipe.seed=7")
+    assert (cfg.architecture, cfg.folder) == (name, f"outputs/train_mini/{name}/7")
+    assert (cfg.warm_start is None) == (name == "llava_onevision")
+    assert set(cfg.recipe) == set(run.Recipe.__annotations__)
 
 
 @pytest.mark.parametrize(
-    ("argument", "told"),
-    [
-        ("architecture=gpt", "Unknown architecture 'gpt': the known ones are internvl, llava_onevision, qwen2_vl."),
-        ("warm_start=nowhere", "warm_start is 'nowhere': give a folder"),
-        ("recipe.seed=one", "recipe: "),
-    ],
+    ("override", "told"),
+    [("warm_start=nowhere", "warm_start is 'nowhere': give a folder"), ("recipe.seed=one", "^recipe: .*seed")],
 )
-def test_a_wrong_argument_is_told_in_one_sentence(argument: str, told: str, tmp_path: Path) -> None:
-    done = command(argument, f"folder={tmp_path}/run")
-    assert done.returncode == 2 and told in done.stderr and done.stderr.count("\n") == 1, done.stderr
+def test_a_wrong_value_is_told_before_anything_is_written(override: str, told: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=told):
+        train_command(composed(override, f"folder={tmp_path}/run"))
     assert not (tmp_path / "run").exists()
+
+
+def test_an_unknown_architecture_ends_the_command_with_a_sentence(tmp_path: Path) -> None:
+    script = [sys.executable, "scripts/train_mini.py", "architecture=gpt", f"folder={tmp_path}/run"]
+    done = subprocess.run(script, capture_output=True, text=True, cwd=ROOT)
+    told = "Unknown architecture 'gpt': the known ones are internvl, llava_onevision, qwen2_vl."
+    assert done.returncode == 2 and done.stderr.strip() == told

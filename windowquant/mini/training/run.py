@@ -57,6 +57,7 @@ TINY = Level(16, (2, 4), 12, 6, 1)
 SHORT = Level(32, (3, 6), 10, 7, 2)
 LONG = Level(96, (8, 14), 8, 8, 3)
 LAST = Level(96, (8, 14), 8, 3, 2)  # mostly descriptions: what is learned last
+HELD_OUT_STILLS = 8  # of each content in each place, as `Recipe.stills` of the training
 PRACTICE, PRACTICE_WEIGHT = 8, 0.4  # questions without a video whose letters are looked up beside every video batch
 
 
@@ -72,7 +73,7 @@ def train(recipe: Recipe, architecture: Architecture, source: Path | None, folde
         warm_start(model, tokenizer, source)
     vision = Vision(architecture, model, tokenizer, words_given=source is not None)
     pools = {
-        held: still_pool(8 if held else recipe.stills, Drawings(held), recipe.seed, architecture.merged)
+        held: still_pool(HELD_OUT_STILLS if held else recipe.stills, Drawings(held), recipe.seed, architecture.merged)
         for held in (False, True)
     }
     _vision(recipe, vision, pools, folder)

@@ -24,8 +24,9 @@ class Kivi(StreamingMethod):
     attention of the step that makes it due. All tokens are alike, of text as of the video.
 
     Deviations: a constant group is exact (there: 0 / 0); padding is left out of the groups (there: it takes part), so
-    that a row does not depend on its batch; bfloat16 works (there: float16 only). Several tokens in one update, which
-    the official code does not know after the prefill, are coded and read as if they came one at a time.
+    that a row does not depend on its batch; bfloat16 works and codes are computed in float32 (there: float16 only).
+    Several tokens in one update, which the official code does not know after the prefill, are coded and read as if they
+    came one at a time: so is the question under the `context` protocol.
 
     k_bits, v_bits: 8, 4, 2 or 1 (official kernels: 4 and 2). Raises UserError where `group` does not divide `residual`,
     where its codes do not fill whole bytes or, on binding, where it does not divide the model's head_dim.

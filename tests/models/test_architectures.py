@@ -15,6 +15,7 @@ from windowquant.cache.packed_cache import PackedCache
 from windowquant.errors import UserError
 from windowquant.method import get_method
 from windowquant.models import adapter_for
+from windowquant.prefill import first_columns
 from windowquant.protocols import answer
 
 MAKERS: dict[str, Callable[..., dict[str, Any]]] = {
@@ -155,6 +156,31 @@ def test_protocols_give_the_tokens_of_one_call_whatever_ran_in_between(name: str
         assert session.logits(want).argmax(-1).tolist() == want
     with get_method("dynamic").bind(model) as bound:
         assert answer(bound, inputs, protocol, NEW)[0].tokens == want
+
+
+@every
+def test_generate_goes_on_from_a_prefix_whatever_ran_in_between(name: str) -> None:
+    model, inputs = made(name, "video")
+    want, text = generate(model, inputs), {key: inputs[key] for key in ("input_ids", "attention_mask")}
+    with get_method(**EXACT).bind(model) as bound, torch.no_grad():
+        held = bound.new_cache(inputs)
+        end = bound.adapter.prompt(model, inputs).visual_end
+        model(**first_columns(bound.adapter, model, inputs, end), **{bound.cache_keyword: held})
+        generate(model, archs.multi_video_inputs(name, built(name)[1], seed=5))
+        assert generate(model, text, **{bound.cache_keyword: held}) == want
+
+
+@every
+@pytest.mark.parametrize("options", [{"num_beams": 3}, {"do_sample": True, "num_return_sequences": 2}], ids=str)
+def test_beams_and_samples_of_a_padded_batch(name: str, options: dict[str, Any]) -> None:
+    model, processor = built(name)
+    batch, _ = archs.batch_inputs(name, processor)
+    torch.manual_seed(0)
+    want = model.generate(**batch, max_new_tokens=NEW, **options)
+    with get_method(**EXACT).bind(model) as bound:
+        torch.manual_seed(0)
+        have = model.generate(**batch, **{bound.cache_keyword: bound.new_cache(batch)}, max_new_tokens=NEW, **options)
+    assert torch.equal(have, want)
 
 
 @every

@@ -108,7 +108,7 @@ def test_a_method_that_looks_at_nothing_has_no_scores(name: str) -> None:
 
 
 def test_the_thresholds_are_those_of_the_alpha_that_met_the_budget() -> None:
-    found = explained(target_bits=9.0)
+    found = explained(target_bits=11.0)
     assert found.plan is not None and found.plan.alpha is not None
     alpha = found.plan.alpha
     assert found.thresholds[0][0] == pytest.approx(math.expm1(alpha * 0.45) / math.expm1(alpha))

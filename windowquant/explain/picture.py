@@ -44,7 +44,7 @@ def heading(figure: Figure, lines: list[str], source: str) -> None:
 def draw_scores(axes: Axes, explanation: Explanation) -> None:
     """A bar for each window."""
     axes.set_ylabel("score")
-    axes.tick_params(labelbottom=False)
+    axes.tick_params(bottom=False, labelbottom=False)
     if not explanation.scores:
         why = "no window is whole" if explanation.scores is not None else "this method looks at no content: no scores"
         axes.set_yticks([])

@@ -104,7 +104,12 @@ def test_digest_ignores_the_order_of_keys_only() -> None:
 def test_the_reference_is_fp16_on_the_same_inputs(make_settings: Callable[..., RunSettings]) -> None:
     settings = make_settings(method="random_plan", params={"seed": 4}, seed=4, protocol="paper", force=True)
     reference = settings.reference()
-    assert (reference.method, reference.params, reference.seed, reference.force) == ("fp16", {"window_size": 32}, 0, False)
+    assert (reference.method, reference.params, reference.seed, reference.force) == (
+        "fp16",
+        {"window_size": 32},
+        0,
+        False,
+    )
     kept = {
         name: value for name, value in asdict(settings).items() if name not in ("method", "params", "seed", "force")
     }

@@ -1,6 +1,7 @@
 """Accuracy and divergence against the bits that the cache really holds, and which methods nobody beats."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def pareto_figures(title: str, rows: Sequence[dict[str, Any]], folder: Path, nam
             continue
         path = folder / f"{name}_{model}_{protocol}.png"
         figure = _figure(f"{title}\n{model}, protocol {protocol}", group)
-        write_atomically(path, lambda temporary, figure=figure: figure.savefig(temporary, format="png", dpi=130))
+        write_atomically(path, partial(figure.savefig, format="png", dpi=130))
         written.append(path)
     return written
 

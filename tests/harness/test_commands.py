@@ -60,7 +60,7 @@ def written(tmp_path: Path) -> list[Path]:
     ("words", "sentence"),
     [
         (["model=gpt"], "Unknown model 'gpt': the known ones are internvl2_5_8b, llava_1_5_13b, "),
-        (["method=fp61"], "Unknown method 'fp61': the known ones are dynamic, fp16, "),
+        (["method=fp61"], "Unknown method 'fp61': the known ones are dynamic, fewer_frames, fp16, "),
         (["task=charades"], "Unknown task 'charades': the known ones are describe, egoschema, intentqa, nextqa."),
         (["protocol=guess"], "Unknown protocol 'guess': the known ones are cached, context, paper."),
         (["data=cloud"], "Unknown data 'cloud': the known ones are hub, local, mini."),

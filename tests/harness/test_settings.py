@@ -36,7 +36,8 @@ def test_a_method_configuration_names_every_hyper_parameter(path: Path) -> None:
     shared = {field.name for field in fields(Method)}  # of these a method with a storage of its own has no use for some
     assert known - shared <= set(settings.params) <= known  # so that each can be overridden without a plus sign
     if path.stem == settings.method:
-        assert build_method(settings.method, settings.params) == get_method(settings.method)
+        deviating = {"q_group_size": 32} if path.stem == "hf_hqq" else {}  # its file says why
+        assert build_method(settings.method, settings.params) == get_method(settings.method, **deviating)
 
 
 def test_the_window_size_is_the_models_unless_the_method_has_its_own() -> None:

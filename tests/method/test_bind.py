@@ -9,10 +9,9 @@ from transformers import DynamicCache
 
 from tests.vlm import VIDEO, tiny_model, video_inputs, words
 from windowquant.errors import UserError
-from windowquant.method import get_method, method_names
+from windowquant.method import get_method
 from windowquant.models import cache_keyword
 from windowquant.protocols import answer
-from windowquant.streaming_method import StreamingMethod
 
 METHOD = {"name": "uniform_int2", "window_size": 8}
 BELONGS = "belongs to another prompt"
@@ -129,17 +128,16 @@ def test_a_batch_of_another_size_is_refused() -> None:
         logits(model, inputs, bound.new_cache(two))
 
 
-def test_text_only_prompts_work_and_say_so() -> None:
+@pytest.mark.parametrize("name", ["fp16", "no_video", "uniform", "uniform_int2", "uniform_int4", "rtn", "rtn_int2"])
+def test_text_only_prompts_work_and_say_so(name: str) -> None:
     model = tiny_model()
     ids = torch.tensor([words(9)])
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     want = model.generate(**inputs, max_new_tokens=6, do_sample=False)[0, 9:].tolist()
-    windowed = {name for name in method_names() if not isinstance(get_method(name), StreamingMethod)}
-    for name in windowed - {"dynamic", "windowquant", "random_plan"}:
-        with get_method(name).bind(model) as bound:
-            with pytest.warns(UserWarning, match="no visual tokens") as caught:
-                reply, _ = answer(bound, inputs, "context", 6)
-            assert len(caught) == 1 and reply.tokens == want and reply.bits == {}
+    with get_method(name).bind(model) as bound:
+        with pytest.warns(UserWarning, match="no visual tokens") as caught:
+            reply, _ = answer(bound, inputs, "context", 6)
+        assert len(caught) == 1 and reply.tokens == want and reply.bits == {}
     method = get_method("windowquant", sensitivity=(0.5, 0.5))
     with method.bind(model) as bound, pytest.warns(UserWarning, match="no visual tokens"):
         assert answer(bound, inputs, "context", 6)[0].tokens == want

@@ -127,6 +127,7 @@ def test_the_svg_says_what_it_shows(tmp_path: Path) -> None:
         ({"scores": (-0.1, 0.0, 0.05)}, "score"),
         ({"widths": (16, 8, 4, 2)}, "score that leads to each width"),
         ({"answer": ""}, "A: (nothing)"),
+        ({"window_size": 1, "picture_tokens": (1, 1, 1)}, "each a window of its own"),
     ],
     ids=lambda value: "" if isinstance(value, str) else ",".join(value),
 )

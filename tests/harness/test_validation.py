@@ -21,9 +21,9 @@ finally:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["run", "method=windwoquant"], "Unknown method 'windwoquant': the known ones are dynamic, fp16, "),
-        (["run", "metod=fp16"], "The configuration has no setting 'metod': it has limit, "),
-        (["run", "-m", "method.alhpa=1,2"], "method has no setting 'alhpa': it has name, alpha, metric, "),
+        (["run", "method=windwoquant"], "Unknown method 'windwoquant': the known ones are "),
+        (["run", "metod=fp16"], "The configuration has no setting 'metod': it has "),
+        (["run", "-m", "method.alhpa=1,2"], "method has no setting 'alhpa': it has name, alpha, "),
         (["table", "experiment=tabel1"], "Unknown experiment 'tabel1': the known ones are "),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,

@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from windowquant.explain.explanation import Explanation
 from windowquant.explain.strip import draw_strip, window_axis
-from windowquant.explain.style import KINDS, SCORE, WIDTHS, origin, ratio, said, size, width_name
+from windowquant.explain.style import KINDS, SCORE, WIDTHS, origin, ratio, said, size, width_name, window_label
 
 _GRID_CELLS = 1500  # above that many, white lines between the cells would hide them
 
@@ -61,7 +61,7 @@ def draw_scores(axes: Axes, explanation: Explanation) -> None:
 
 def draw_plan(axes: Axes, explanation: Explanation) -> list[int]:
     """Layers by windows (the upper half of a layer K, the lower V, where they differ); the bit-widths in use."""
-    axes.set(xlabel=f"window of {explanation.window_size} visual tokens", ylabel="layer")
+    axes.set(xlabel=window_label(explanation), ylabel="layer")
     if explanation.plan is None:
         axes.set_yticks([])
         _say(axes, "transformers' own cache: nothing is planned")

@@ -10,7 +10,7 @@ from windowquant.errors import UserError
 from windowquant.explain.explanation import Explanation
 from windowquant.explain.picture import heading
 from windowquant.explain.strip import draw_strip, window_axis
-from windowquant.explain.style import asked, origin
+from windowquant.explain.style import asked, origin, window_label
 
 
 def compare(explanations: Sequence[Explanation]) -> Figure:
@@ -36,7 +36,7 @@ def compare(explanations: Sequence[Explanation]) -> Figure:
     values = np.array([explanation.scores for explanation in explanations])
     edges = np.arange(values.shape[1] + 1) - 0.5
     drawn = scores.pcolormesh(edges, np.arange(rows + 1) - 0.5, values, cmap="viridis")
-    scores.set(xlim=(-0.5, end), xlabel=f"window of {first.window_size} visual tokens", yticks=range(rows))
+    scores.set(xlim=(-0.5, end), xlabel=window_label(first), yticks=range(rows))
     scores.set_yticklabels([f"Q{row + 1}" for row in range(rows)])
     scores.invert_yaxis()
     scores.xaxis.set_major_locator(MaxNLocator(integer=True))

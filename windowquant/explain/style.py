@@ -37,6 +37,12 @@ def ratio(explanation: Explanation) -> str:
     return f"{times:.2f} times smaller" if times >= 1 else f"{1 / times:.2f} times FP16"
 
 
+def window_label(explanation: Explanation) -> str:
+    """What the axis of windows counts."""
+    count = explanation.window_size
+    return f"window of {count} visual tokens" if count > 1 else "visual token, each a window of its own"
+
+
 def said(label: str, text: str, width: int = 150, most: int = 450) -> str:
     """A question or an answer with its label, cut and wrapped."""
     return fill(f"{label}: {shorten(text, most, placeholder=' ...') or '(nothing)'}", width, subsequent_indent="      ")

@@ -15,7 +15,7 @@ from windowquant.mini.architectures import ARCHITECTURES, architecture
 from windowquant.mini.render import Drawings, stills
 from windowquant.mini.text_model import FAST_PAIRS, OFFSETS, PER_FRAME
 from windowquant.mini.training.language import Language
-from windowquant.mini.training.rows import IGNORE, counted
+from windowquant.mini.training.rows import counted
 
 GROUPS = 5
 
@@ -144,73 +144,27 @@ def test_the_first_heads_start_at_their_distances(language: Language) -> None:
 # ---- Qwen2-VL's positions
 
 
-class Always:
-    """A generator whose draws are all the same."""
-
-    def __init__(self, value: float) -> None:
-        self.value = value
-
-    def random(self) -> float:
-        return self.value
-
-
-def qwen_rows(in_one_call: bool) -> tuple[Language, list[list[int]], Tensor, Tensor]:
-    """-> language, the whole token row of each of two questions alone (video, question, reply), the part of each token
-    of the two in one row, and the row's positions [3, T]."""
+def test_positions_of_qwen2_vl_are_those_that_generate_uses() -> None:
     language = language_of("qwen2_vl")
     layout = language.architecture.layout(language.tokenizer, GROUPS)
-    segments = [language.segment(asked) for asked in (questions(0)[0], questions(1)[3])]
-    part = torch.tensor([[0] * len(layout.ids) + [k + 1 for k, (ids, _, _) in enumerate(segments) for _ in ids]])
-    labels = torch.tensor([[IGNORE] * len(layout.ids) + sum((labels for _, labels, _ in segments), [])])
-    draws: Any = Always(0.0 if in_one_call else 1.0)
-    positions = language.architecture.positions(counted(part), part, labels >= 0, layout, draws)
-    return language, [[*layout.ids, *ids] for ids, _, _ in segments], part[0], positions[:, 0]
-
-
-def reply_start(language: Language, ids: list[int]) -> int:
-    turn = language.encode("assistant\n")
-    return next(k + len(turn) for k in range(len(ids)) if ids[k : k + len(turn)] == turn)
-
-
-def real_positions(language: Language, ids: list[int], first: int) -> Tensor:
-    """[3, T] of the real class: the first `first` tokens in one call, the others one by one from its cache."""
-    model, whole = language.model.model, torch.tensor([ids])
-    side = {"video_grid_thw": torch.tensor([[GROUPS, 4, 4]])}
-    types = 2 * (whole == language.model.config.video_token_id).int()
-    start, deltas = model.get_rope_index(whole[:, :first], mm_token_type_ids=types[:, :first], **side)
-    later = torch.arange(first, len(ids)) + deltas
-    return torch.cat([start[:, 0], later.expand(3, -1)], 1)
-
-
-@pytest.mark.parametrize("in_one_call", [True, False])
-def test_positions_of_qwen2_vl_are_the_real_classs(in_one_call: bool) -> None:
-    language, rows, part, positions = qwen_rows(in_one_call)
-    common = int((part == 0).sum())
-    for k, ids in enumerate(rows, start=1):
-        first = reply_start(language, ids) if in_one_call else common
-        expected = real_positions(language, ids, first)
-        assert torch.equal(positions[:, part == 0], expected[:, :common])
-        assert torch.equal(positions[:, part == k], expected[:, common:])
-
-
-def test_the_real_model_runs_on_from_its_cache_at_these_positions() -> None:
-    """Next to `real_positions`: the offset that the class itself adds after a first call."""
-    language, rows, part, positions = qwen_rows(in_one_call=False)
-    video = np.zeros((GROUPS * 2, 64, 64, 3), np.uint8)
-    inputs = processed(language, "why", video)
-    common, seen = int((part == 0).sum()), []
+    segments = [language.segment(asked)[0] for asked in (questions(0)[0], questions(1)[3])]
+    part = torch.tensor([[0] * len(layout.ids) + [k + 1 for k, ids in enumerate(segments) for _ in ids]])
+    positions = language.architecture.positions(counted(part), part, layout)[:, 0]
+    seen: list[Tensor] = []
 
     def record(_: Any, __: Any, kwargs: dict[str, Any]) -> None:
-        seen.append(kwargs["position_ids"])
+        seen.append(kwargs["position_ids"][-3:, 0])
 
     hook = language.lm.register_forward_pre_hook(record, with_kwargs=True)
-    first = {k: v[:, :common] if v.shape[:2] == inputs["input_ids"].shape else v for k, v in inputs.items()}
-    del first["attention_mask"]
-    with torch.no_grad():
-        out = language.model(**first, use_cache=True)
-        cache = out["cache" if "cache" in out else "past_key_values"]
-        key = "cache" if "cache" in out else "past_key_values"
-        language.model(input_ids=torch.tensor([rows[0][common:]]), use_cache=True, **{key: cache})
+    grid = {"video_grid_thw": torch.tensor([[GROUPS, 4, 4]]), "pixel_values_videos": torch.zeros(GROUPS * 16, 1536)}
+    for k, segment in enumerate(segments, start=1):
+        ids = torch.tensor([[*layout.ids, *segment[:-6]]])  # the reply's last tokens are written by generate
+        types = 2 * (ids == language.model.config.video_token_id).int()
+        seen.clear()
+        language.model.generate(
+            ids, mm_token_type_ids=types, **grid, max_new_tokens=7, min_new_tokens=7, do_sample=False
+        )
+        used = torch.cat(seen, 1)
+        assert torch.equal(used[:, : len(layout.ids)], positions[:, part[0] == 0])
+        assert torch.equal(used[:, len(layout.ids) :], positions[:, part[0] == k])
     hook.remove()
-    assert torch.equal(seen[0][:, 0], positions[:, part == 0])
-    assert torch.equal(seen[1][:, 0], positions[:, part == 1])

@@ -89,12 +89,9 @@ class Architecture:
         """Parameters outside the language model that stand in its prompt and are trained with it, by name."""
         return {}
 
-    def positions(
-        self, counted: Tensor, part: Tensor, reply: Tensor, layout: Layout, rng: np.random.Generator
-    ) -> Tensor:
+    def positions(self, counted: Tensor, part: Tensor, layout: Layout) -> Tensor:
         """Rotary positions, [B, T] or [axes, B, T], of training rows.
 
-        counted: [B, T], each part of a row counted on from its common part. part: [B, T], 0 in the common part. reply:
-        [B, T] bool, the tokens that the model will have written itself.
+        counted: [B, T], each part of a row counted on from its common part. part: [B, T], 0 in the common part.
         """
         return counted

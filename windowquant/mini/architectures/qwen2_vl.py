@@ -1,6 +1,5 @@
 """Qwen2-VL: two frames merged in time, 2x2 patches in space, and rotary positions of time, height and width."""
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import (
@@ -86,26 +85,13 @@ class Qwen2VL(Architecture):
         slot = tokenizer.convert_tokens_to_ids(VIDEO)
         return Layout([*before, *[slot] * visual], list(range(len(before), len(before) + visual)))
 
-    def positions(
-        self, counted: Tensor, part: Tensor, reply: Tensor, layout: Layout, rng: np.random.Generator
-    ) -> Tensor:
-        """M-RoPE positions [3, B, T] of the two ways in which the class continues after a video.
-
-        Where the question is in one call with the video, `get_rope_index` numbers it on from the height and width of
-        the grid, and `generate` numbers the reply on from the highest position of the prompt. Where the question comes
-        later, it is numbered on from the end of the video. Each part draws one of the two.
-        """
+    def positions(self, counted: Tensor, part: Tensor, layout: Layout) -> Tensor:
+        """M-RoPE positions [3, B, T]: the question is numbered on from the height and width of the video's grid, and
+        `generate` numbers the reply on from the question's last token, whatever the highest position was."""
         start, groups = layout.visual[0], len(layout.visual) // PER_FRAME
         side = GRID // MERGE
         axes = [torch.arange(groups), torch.arange(side), torch.arange(side)]
-        out = counted.expand(3, -1, -1).clone()
+        after = counted - len(layout.ids) + start + side
+        out = torch.where(part > 0, after, counted).repeat(3, 1, 1)
         out[:, :, layout.visual] = start + torch.stack(torch.meshgrid(*axes, indexing="ij")).flatten(1)[:, None]
-        for row, parts in enumerate(part):
-            for k in range(1, int(parts.max()) + 1):
-                columns = parts == k
-                in_one_call = rng.random() < 0.5
-                question = counted[row, columns] - len(layout.ids) + start + (side if in_one_call else groups)
-                written = reply[row, columns]
-                question[written] += (start + groups - question[written].amin()).clamp(min=0)
-                out[:, row, columns] = question
         return out

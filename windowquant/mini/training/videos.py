@@ -107,7 +107,7 @@ class Videos:
                 weights += [DESCRIBE_WEIGHT if asked.task == "describe" else 1.0] * len(more)
             rows.append((ids, labels, weights, hints, part))
         out = rows_of(rows, language.tokenizer.pad_token_id)
-        positions = language.architecture.positions(out.positions, out.part, out.labels >= 0, layout, rng)
+        positions = language.architecture.positions(out.positions, out.part, layout)
         return replace(out, positions=positions), torch.stack(visual)
 
     def hidden(self, rows: Rows, visual: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -2,12 +2,14 @@
 #
 #   PYTHON=python3.12     interpreter that creates the environment
 #   VENV=/some/folder     where the environment lives (default .venv)
+#   METHODS=all           every method, on the scale's first model (experiment=methods), instead of Table 1's
 #   SCALE=mini|paper      mini: the embedded stand-in, no GPU, no download; paper: the real checkpoint and data
 #   ARGS="..."            further arguments for the command that the target runs
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 SCALE ?= mini
+METHODS ?=
 ARGS ?=
 
 RUN := $(VENV)/bin/python
@@ -33,7 +35,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@touch $@
 
 reproduce-table1: $(INSTALLED)  ## evaluate every method of Table 1 and write results/tables/table1.{md,csv,json}
-	$(RUN) scripts/table.py experiment=table1 scale=$(SCALE) $(ARGS)
+	$(RUN) scripts/table.py experiment=$(if $(filter all,$(METHODS)),methods,table1) scale=$(SCALE) $(ARGS)
 
 sweep: $(INSTALLED)  ## Hydra multirun over alpha and window size, ending in one table and one figure
 	$(RUN) scripts/run.py -m method=windowquant method.alpha=1,2,4 method.window_size=16,32 $(ARGS)

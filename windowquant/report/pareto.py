@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from windowquant.harness.files import write_atomically
+from windowquant.report.label import label
 
 LEAST_METHODS = 3
 SHAPES = "osD^vP*X<>"
@@ -37,7 +38,7 @@ def pareto_figures(title: str, rows: Sequence[dict[str, Any]], folder: Path, nam
             groups.setdefault((row["model"], row["protocol"]), []).append(row)
     written = []
     for (model, protocol), group in groups.items():
-        if len({_label(row) for row in group}) < LEAST_METHODS:
+        if len({label(row) for row in group}) < LEAST_METHODS:
             continue
         path = folder / f"{name}_{model}_{protocol}.png"
         figure = _figure(f"{title}\n{model}, protocol {protocol}", group)
@@ -48,13 +49,13 @@ def pareto_figures(title: str, rows: Sequence[dict[str, Any]], folder: Path, nam
 
 def _figure(title: str, rows: Sequence[dict[str, Any]]) -> Figure:
     tasks = list(dict.fromkeys(row["task"] for row in rows))
-    labels = list(dict.fromkeys(_label(row) for row in rows))
+    labels = list(dict.fromkeys(label(row) for row in rows))
     figure = Figure(figsize=(3.4 * len(tasks) + 1, 7), layout="constrained")
     grid = figure.subplots(2, len(tasks), sharex=True, squeeze=False)
     for task, (accuracy, kl) in zip(tasks, grid.T, strict=True):
         _draw(task, [row for row in rows if row["task"] == task], labels, accuracy, kl)
-    for axes, label in zip(grid[:, 0], ("accuracy (%)", "KL divergence from FP16 (nats)"), strict=True):
-        axes.set_ylabel(label)
+    for axes, name in zip(grid[:, 0], ("accuracy (%)", "KL divergence from FP16 (nats)"), strict=True):
+        axes.set_ylabel(name)
     handles = {text: handle for axes in grid[0] for handle, text in zip(*axes.get_legend_handles_labels(), strict=True)}
     figure.legend(handles.values(), handles, loc="outside lower center", ncols=5, fontsize="small")
     figure.supxlabel("bits per K and V element of the visual tokens, metadata included", fontsize="medium")
@@ -66,20 +67,13 @@ def _draw(task: str, rows: Sequence[dict[str, Any]], labels: Sequence[str], accu
     line = frontier(rows)
     accuracy.plot([r["avg_bits"] for r in line], [r["accuracy"] for r in line], color="0.7", zorder=0)
     for row in rows:
-        number = labels.index(_label(row))
+        number = labels.index(label(row))
         style: dict[str, Any] = {"color": f"C{number % 10}", "marker": SHAPES[number % len(SHAPES)], "linestyle": ""}
         low, high = row["ci95"]
         bars = [[max(0.0, row["accuracy"] - low)], [max(0.0, high - row["accuracy"])]]
-        accuracy.errorbar([row["avg_bits"]], [row["accuracy"]], yerr=bars, label=_label(row), elinewidth=0.7, **style)
+        accuracy.errorbar([row["avg_bits"]], [row["accuracy"]], yerr=bars, label=label(row), elinewidth=0.7, **style)
         if row["kl"]:
             kl.plot([row["avg_bits"]], [row["kl"]], **style)
     accuracy.set_title(task, fontsize="medium")
     if any(row["kl"] for row in rows):
         kl.set_yscale("log")
-
-
-def _label(row: dict[str, Any]) -> str:
-    """Method, and for `uniform` and `rtn` what it does."""
-    params = row["params"]
-    detail = f" {params['bits_per_code']} bit, {params['granularity']}" if row["method"] in ("uniform", "rtn") else ""
-    return row["method"] + detail

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from windowquant.harness.files import write_json, write_text
+from windowquant.report.label import label
 from windowquant.report.rows import Source, build_rows
 
 WIDTH = 165
@@ -140,7 +141,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
     spread = f" ± {row['accuracy_sd']:.1f}" if row["accuracy_sd"] is not None else ""
     kl = _number(row["kl"], ".2g") + (f" ± {row['kl_se']:.1g}" if row["kl_se"] else "")
     return [
-        f"{row['method']}{runs}{_settings(row)}",
+        f"{label(row)}{runs}",
         f"{row['accuracy']:.1f}{spread}",
         f"{low:.1f} to {high:.1f}",
         f"{row['strict_accuracy']:.1f}",
@@ -152,17 +153,6 @@ def _cells(row: dict[str, Any]) -> list[str]:
         f"{row['kv_ratio']:.2f}",
         _number(row["tokens_per_s"], ".0f"),
     ]
-
-
-def _settings(row: dict[str, Any]) -> str:
-    """The hyper-parameters that tell rows of one method apart."""
-    params = row["params"]
-    if "alpha" in params:
-        return f" (alpha={params['alpha']:g}, window_size={params['window_size']})"
-    if row["method"] in ("uniform", "rtn"):
-        kind = "symmetric " if params.get("zero_point") == "symmetric" else ""
-        return f" ({params['bits_per_code']} bit {kind}per {params['granularity'].replace('_', ' and ')})"
-    return f" ({params['nbits']} bit)" if "nbits" in params else ""
 
 
 def _number(value: float | None, form: str) -> str:

@@ -56,14 +56,6 @@ def test_dropping_keeps_exactly_the_text(rows: int, length: int, random) -> None
     assert not got.segments and got.kept_visual == 0
 
 
-def test_identity_is_only_the_whole_prompt_in_16_bit() -> None:
-    visual = torch.tensor([[False, True, True, True, True, False]])
-    prompt = Prompt(torch.zeros(1, 6, dtype=torch.int64), torch.ones_like(visual), visual)
-    assert arrange(prompt, Recipe(2), (16, 16), 6).identity
-    assert not arrange(prompt, Recipe(2), (16, 2), 6).identity
-    assert not arrange(prompt, Recipe(2, drops_visual=True), (), 5).identity  # what is left begins with column 0
-
-
 @settings(deadline=None)
 @given(st.integers(1, 3), st.integers(1, 40), st.integers(1, 4), st.randoms())
 def test_in_place_windows_keep_their_order_in_runs(rows: int, length: int, size: int, random) -> None:

@@ -46,11 +46,6 @@ class Arrangement:
         """Whether some row has an empty slot."""
         return bool((self.order() < 0).any())
 
-    @property
-    def identity(self) -> bool:
-        """Whether everything stays in 16 bit, in its own column."""
-        return self.kept.shape[1] == self.length and bool((self.kept == torch.arange(self.length)).all())
-
 
 def arrange(prompt: Prompt, recipe: Recipe, bits: tuple[int, ...], length: int) -> Arrangement:
     """Group the windows by `bits` [W or 0] and find the columns of everything among the first `length` ones.

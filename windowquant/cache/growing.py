@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-_ROOM = 8  # tokens allocated ahead at least; a growing buffer takes an eighth of its length if that is more
+ROOM = 8
+"""Tokens allocated ahead at least; a growing buffer takes an eighth of its length if that is more."""
 
 
 class GrowingKV:
@@ -15,12 +16,19 @@ class GrowingKV:
     def __init__(self, k: Tensor, v: Tensor, expected: int = 0) -> None:
         """Start with k, v [B, H, T, D], leaving room for `expected` more tokens and a few beyond them."""
         self.length = k.shape[2]
-        self._k, self._v = (_copy_into(x, self.length + expected + _ROOM) for x in (k, v))
+        self._k, self._v = (_copy_into(x, self.length + expected + ROOM) for x in (k, v))
+
+    @classmethod
+    def of_buffers(cls, k: Tensor, v: Tensor, length: int) -> "GrowingKV":
+        """With these buffers [B, H, capacity, D], of which the first `length` tokens are in use: no copy."""
+        new = cls.__new__(cls)
+        new.length, new._k, new._v = length, k, v
+        return new
 
     @classmethod
     def of_capacity(cls, k: Tensor, v: Tensor, capacity: int) -> "GrowingKV":
         """With k, v [B, H, T, D] in use, and room for `capacity` tokens in all."""
-        return cls(k, v, capacity - k.shape[2] - _ROOM)
+        return cls(k, v, capacity - k.shape[2] - ROOM)
 
     @property
     def k(self) -> Tensor:
@@ -45,7 +53,7 @@ class GrowingKV:
         """Add k, v [B, H, t, D] at the end, converted to the buffers' dtype."""
         end = self.length + k.shape[2]
         if end > self._k.shape[2]:
-            capacity = end + max(_ROOM, end // 8)
+            capacity = end + max(ROOM, end // 8)
             self._k, self._v = _copy_into(self.k, capacity), _copy_into(self.v, capacity)
         self._k[:, :, self.length : end] = k
         self._v[:, :, self.length : end] = v

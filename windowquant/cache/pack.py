@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from windowquant.cache.arrange import Arrangement
-from windowquant.cache.growing import GrowingKV
+from windowquant.cache.growing import ROOM, GrowingKV
 from windowquant.cache.kv_bytes import KVBytes, tensor_bytes
 from windowquant.cache.recipe import Recipe
 from windowquant.core.packed import Segment, WindowBlock
-from windowquant.core.quantizer import Granularity, ZeroPoint, quantize, storage_bytes, unquantized
+from windowquant.core.quantizer import Granularity, ZeroPoint, quantize_pieces, storage_bytes, unquantized, window_parts
 from windowquant.errors import UserError
 
 
@@ -85,14 +85,7 @@ def pack_layer(
     Raises UserError, naming the layer, if a value is NaN or infinite in the storage dtype.
     """
     label, (k_peak, v_peak) = f"layer {layer}", recipe.peaks_of(layer)
-    dtype = recipe.storage_dtype(k.dtype)
-    k, v = k.detach().to(dtype), v.detach().to(dtype)
-    if arrangement.identity:
-        kept_k, kept_v = k, v
-    else:
-        kept_k, kept_v = _gather(k, arrangement.kept), _gather(v, arrangement.kept)
-    check_finite(kept_k, f"{label} K")
-    check_finite(kept_v, f"{label} V")
+    k, v = k.detach(), v.detach()
     segments = tuple(
         Segment(
             _block(k, place.columns, place.k_bits, recipe, f"{label} K", k_peak),
@@ -101,9 +94,10 @@ def pack_layer(
         )
         for place in arrangement.segments
     )
-    empty = int((arrangement.kept < 0).sum())
-    kept = GrowingKV(kept_k, kept_v, expected)
-    return StoredLayer(segments, kept, kept.length, arrangement.kept_visual, empty)
+    columns, room = arrangement.kept, expected + ROOM
+    kept_k, kept_v = (_copied(x, columns, recipe, f"{label} {name}", room) for x, name in ((k, "K"), (v, "V")))
+    kept = GrowingKV.of_buffers(kept_k, kept_v, columns.shape[1])
+    return StoredLayer(segments, kept, kept.length, arrangement.kept_visual, int((columns < 0).sum()))
 
 
 def _gather(x: Tensor, columns: Tensor) -> Tensor:
@@ -114,13 +108,34 @@ def _gather(x: Tensor, columns: Tensor) -> Tensor:
     return x.take_along_dim(columns[:, None, :, None], dim=2)
 
 
+def _copied(x: Tensor, columns: Tensor, recipe: Recipe, label: str, room: int = 0) -> Tensor:
+    """Tokens of x [B, H, T, D] at columns [B, n] in the storage dtype, then room for more: [B, H, n + room, D].
+
+    A part of them at a time, so that nothing of their size exists twice. Raises UserError if one is not finite.
+    """
+    length, (batch, heads, _, channels) = columns.shape[1], x.shape
+    out = x.new_empty(batch, heads, length + room, channels, dtype=recipe.storage_dtype(x.dtype))
+    for part in window_parts((batch, heads, length, 1, channels)):
+        tokens = _gather(x, columns[:, part]).to(out.dtype)
+        check_finite(tokens, label)
+        out[:, :, part.start : part.start + tokens.shape[2]] = tokens
+    return out
+
+
 def _block(x: Tensor, columns: Tensor, bits: int, recipe: Recipe, label: str, peak: float | None = None) -> WindowBlock:
     """The windows of x [B, H, T, D] at columns [B, W, S], in `bits` bits."""
-    windows = _gather(x, columns.flatten(1)).unflatten(2, columns.shape[1:])
+    windows, size = columns.shape[1:]
     if bits == 16:
-        check_finite(windows, label)
-        return unquantized(windows, recipe.granularity)
-    return quantize(windows, bits, recipe.granularity, recipe.zero_point, label, peak)
+        tokens = _copied(x, columns.flatten(1), recipe, label)
+        return unquantized(tokens.unflatten(2, (windows, size)), recipe.granularity)
+
+    def piece(part: slice) -> Tensor:
+        chosen = columns[:, part]
+        tokens = _gather(x, chosen.flatten(1)).to(recipe.storage_dtype(x.dtype))
+        return tokens.unflatten(2, chosen.shape[1:])
+
+    shape = (x.shape[0], x.shape[1], windows, size, x.shape[3])
+    return quantize_pieces(piece, shape, bits, recipe.granularity, recipe.zero_point, label, peak)
 
 
 def check_finite(x: Tensor, label: str) -> None:

@@ -31,18 +31,27 @@ def check_bits(bits: int) -> None:
         raise UserError(f"Codes of {bits} bits cannot be packed; use one of {list(CODE_BITS)}.")
 
 
+def packed_bytes(channels: int, bits: int) -> int:
+    """Bytes that the codes of `channels` channels take.
+
+    Raises UserError if they are not a multiple of the 8 / bits codes that share a byte.
+    """
+    check_bits(bits)
+    if channels % (8 // bits):
+        raise UserError(
+            f"head_dim {channels} is not a multiple of {8 // bits}, so {bits}-bit codes do not fill whole bytes; use "
+            "more bits."
+        )
+    return channels * bits // 8
+
+
 def pack(codes: Tensor, bits: int) -> Tensor:
     """Pack uint8 codes [..., D], each below 2**bits, into uint8 [..., D * bits / 8].
 
     Raises UserError if D is not a multiple of the 8 / bits codes that share a byte.
     """
-    check_bits(bits)
+    packed_bytes(codes.shape[-1], bits)
     planes = 8 // bits
-    if codes.shape[-1] % planes:
-        raise UserError(
-            f"head_dim {codes.shape[-1]} is not a multiple of {planes}, so {bits}-bit codes do not fill whole bytes; "
-            "use more bits."
-        )
     if bits == 8:
         return codes
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=codes.device).unsqueeze(-1)

@@ -12,13 +12,14 @@ by up to s / 2). A constant group is exact. A group whose scale underflows to ze
 minimum.
 """
 
+from collections.abc import Callable, Iterator
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from windowquant.core.packed import WindowBlock, middle
-from windowquant.core.packing import check_bits, pack, unpack
+from windowquant.core.packing import check_bits, pack, packed_bytes, unpack
 from windowquant.errors import UserError
 
 Granularity = Literal["window_channel", "token", "token_all", "channel", "head", "tensor"]
@@ -36,6 +37,8 @@ _GROUP_DIMS: dict[str, tuple[int, ...]] = {
 WITHIN_WINDOWS = tuple(name for name, dims in _GROUP_DIMS.items() if 2 not in dims)
 """Granularities whose groups do not reach from one window into the next."""
 
+_PIECE = 2**15  # elements that are worth a kernel of their own
+
 PER_TOKEN = tuple(name for name, dims in _GROUP_DIMS.items() if 3 not in dims)
 """Granularities that tell tokens of a window apart, and not channels of a token."""
 
@@ -50,18 +53,13 @@ def _group_shape(shape: tuple[int, ...], granularity: str) -> list[int]:
     return [1 if dim in _GROUP_DIMS[granularity] else size for dim, size in enumerate(shape)]
 
 
-def _group_range(x: Tensor, granularity: str, label: str) -> tuple[Tensor, Tensor]:
-    """Minimum and maximum of every group of `x`, kept dimensions, in the dtype of `x`; UserError if not finite."""
-    groups = _group_shape(tuple(x.shape), granularity)
+def _group_range(x: Tensor, granularity: str) -> tuple[Tensor, Tensor]:
+    """Minimum and maximum of every group of `x`, kept dimensions, in the dtype of `x`."""
     if x.numel() == 0:
+        groups = _group_shape(tuple(x.shape), granularity)
         return x.new_zeros(groups), x.new_zeros(groups)
     dims = _GROUP_DIMS[granularity]
-    low, high = x.amin(dims, keepdim=True), x.amax(dims, keepdim=True)
-    # A NaN spreads to both ends and an infinity is one of them, so the ends tell without another pass over x.
-    if not bool((torch.isfinite(low) & torch.isfinite(high)).all()):
-        kind = "NaN" if bool(torch.isnan(low).any()) else "infinity"
-        raise UserError(f"{label} holds {kind} and cannot be quantized; look for overflow in the model's prefill.")
-    return low, high
+    return x.amin(dims, keepdim=True), x.amax(dims, keepdim=True)
 
 
 def quantize(
@@ -81,41 +79,111 @@ def quantize(
     Raises UserError for NaN or infinity, unknown options, symmetric codes of 1 bit, and a head_dim that does not fill
     whole bytes.
     """
+    shape = (x.shape[0], x.shape[1], x.shape[2], x.shape[3], x.shape[4])
+    return quantize_pieces(lambda part: x[:, :, part], shape, bits, granularity, zero_point, label, peak)
+
+
+def quantize_pieces(
+    piece: Callable[[slice], Tensor],
+    shape: tuple[int, int, int, int, int],
+    bits: int,
+    granularity: Granularity = "window_channel",
+    zero_point: ZeroPoint = "integer",
+    label: str = "x",
+    peak: float | None = None,
+) -> WindowBlock:
+    """`quantize` for a tensor of `shape` whose windows are made a few at a time, so that it never exists as a whole.
+
+    piece(windows): those windows, [B, H, w, S, D]; asked for twice if groups reach from one window into the next.
+    """
     check_bits(bits)
+    _check_choice("granularity", granularity, get_args(Granularity))
     _check_choice("zero_point", zero_point, get_args(ZeroPoint))
-    low, high = _group_range(x, granularity, label)
+    parts, common = list(window_parts(shape)), None
+    if granularity not in WITHIN_WINDOWS:
+        lows, highs = zip(*(_group_range(piece(part), granularity) for part in parts), strict=True)
+        common = torch.cat(lows, 2).amin(2, keepdim=True), torch.cat(highs, 2).amax(2, keepdim=True)
+    block: WindowBlock | None = None
+    ends: list[Tensor] = []
+    for part in parts:
+        x = piece(part)
+        low, high = common or _group_range(x, granularity)
+        if low.numel():
+            ends.append(torch.stack([low.min(), high.max()]))
+        scale, offset, shift = _scale_and_offset(low, high, bits, zero_point, peak)
+        block = block or _empty_block(x, shape, bits, granularity, zero_point)
+        block.codes[:, :, part] = pack(_codes(x, scale, shift, bits, zero_point), bits)
+        block.scale[:, :, _groups_of(part, block.scale)] = scale
+        if not block.symmetric:
+            block.offset[:, :, _groups_of(part, block.offset)] = offset
+    assert block is not None
+    if ends:
+        _check_ends(torch.stack(ends), label)
+    return block
+
+
+def _empty_block(
+    x: Tensor, shape: tuple[int, int, int, int, int], bits: int, granularity: Granularity, zero_point: str
+) -> WindowBlock:
+    codes = x.new_empty(*shape[:4], packed_bytes(shape[4], bits), dtype=torch.uint8)
+    groups = _group_shape(shape, granularity)
+    offset = x.new_empty(shape[0], 0) if zero_point == "symmetric" else x.new_empty(groups)
+    return WindowBlock(codes, x.new_empty(groups), offset, bits, shape, granularity)
+
+
+def _groups_of(part: slice, groups: Tensor) -> slice:
+    """Where among the stored groups those of some windows are: the same ones where windows share them."""
+    return part if groups.shape[2] > 1 else slice(None)
+
+
+def _check_ends(ends: Tensor, label: str) -> None:
+    """Raise UserError unless minima and maxima [n, 2] are finite: a NaN spreads to them and an infinity is one."""
+    if not bool(torch.isfinite(ends).all()):
+        kind = "NaN" if bool(torch.isnan(ends).any()) else "infinity"
+        raise UserError(f"{label} holds {kind} and cannot be quantized; look for overflow in the model's prefill.")
+
+
+def window_parts(shape: tuple[int, int, int, int, int]) -> Iterator[slice]:
+    """Consecutive windows of a tensor of `shape` that are worked on at a time: 1 / 32 of them, but not too few."""
+    batch, heads, windows, size, channels = shape
+    step = max(1, windows // 32, _PIECE // max(1, batch * heads * size * channels))
+    yield from (slice(start, start + step) for start in range(0, max(1, windows), step))
+
+
+def _scale_and_offset(
+    low: Tensor, high: Tensor, bits: int, zero_point: str, peak: float | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Scale and offset as stored, in the dtype of `low`, and the offset that codes are made against, float32."""
     if zero_point == "symmetric":
+        check_symmetric(bits)
         largest = torch.maximum(low.abs(), high.abs()) if peak is None else torch.full_like(low, peak)
-        return _symmetric(x, bits, granularity, largest)
-    levels = 2**bits - 1
+        scale = (largest.float() / middle(bits)).to(low.dtype)
+        return scale, low.new_empty(low.shape[0], 0), torch.zeros_like(scale, dtype=torch.float32)
     minimum = low.float()
     # The clamp matters only for float16 groups wider than 65504 at 1 bit.
-    scale = ((high.float() - minimum) / levels).clamp(max=torch.finfo(x.dtype).max).to(x.dtype)
-    step = torch.where(scale == 0, 1.0, scale.float())
+    scale = ((high.float() - minimum) / (2**bits - 1)).clamp(max=torch.finfo(low.dtype).max).to(low.dtype)
     offset = low
     if zero_point == "integer":
-        limits = torch.finfo(x.dtype)
-        rounded = (step * torch.round(minimum / step)).clamp(limits.min, limits.max).to(x.dtype)
+        limits, step = torch.finfo(low.dtype), torch.where(scale == 0, 1.0, scale.float())
+        rounded = (step * torch.round(minimum / step)).clamp(limits.min, limits.max).to(low.dtype)
         offset = torch.where(scale == 0, low, rounded)
-    codes = torch.round((x.float() - offset.float()) / step).clamp_(0, levels)
-    shape = (x.shape[0], x.shape[1], x.shape[2], x.shape[3], x.shape[4])
-    return WindowBlock(pack(codes.to(torch.uint8), bits), scale, offset, bits, shape, granularity)
+    return scale, offset, offset.float()
+
+
+def _codes(x: Tensor, scale: Tensor, shift: Tensor, bits: int, zero_point: str) -> Tensor:
+    """Unpacked codes of `x`, uint8, with one float32 temporary of its size."""
+    step = torch.where(scale == 0, 1.0, scale.float())
+    codes = x.to(torch.float32, copy=True).sub_(shift).div_(step).round_()
+    if zero_point == "symmetric":
+        half = middle(bits)
+        return codes.clamp_(-half, half).add_(half).to(torch.uint8)
+    return codes.clamp_(0, 2**bits - 1).to(torch.uint8)
 
 
 def check_symmetric(bits: int) -> None:
     """Raise UserError for symmetric codes of 1 bit."""
     if bits == 1:
         raise UserError("Symmetric codes of 1 bit could say nothing but zero; use 2 bits or more.")
-
-
-def _symmetric(x: Tensor, bits: int, granularity: Granularity, largest: Tensor) -> WindowBlock:
-    """Quantize with codes that reach from -largest to largest, group by group."""
-    check_symmetric(bits)
-    half = middle(bits)
-    scale = (largest.float() / half).to(x.dtype)
-    codes = torch.round(x.float() / torch.where(scale == 0, 1.0, scale.float())).clamp_(-half, half) + half
-    shape = (x.shape[0], x.shape[1], x.shape[2], x.shape[3], x.shape[4])
-    return WindowBlock(pack(codes.to(torch.uint8), bits), scale, x.new_empty(x.shape[0], 0), bits, shape, granularity)
 
 
 def unquantized(x: Tensor, granularity: Granularity = "window_channel") -> WindowBlock:

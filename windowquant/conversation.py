@@ -28,6 +28,8 @@ def encode(bound: "Bound", inputs: Mapping[str, Any]) -> Cache:
         raise UserError("Nothing follows the video in the prompt; add the question, or at least the turn's end.")
     cache = bound.new_cache(inputs)
     first = first_columns(bound.adapter, bound.model, inputs, prompt.visual_end)
+    if "attention_mask" in first:  # padding takes no positions, as in generate; M-RoPE models' are placed by `Bound`
+        first["position_ids"] = (first["attention_mask"].long().cumsum(-1) - 1).clamp(min=0)
     bound.model(**first, **{bound.cache_keyword: cache}, use_cache=True, logits_to_keep=1)
     return cache
 
@@ -42,7 +44,8 @@ def resume(bound: "Bound", cache: Cache, inputs: Mapping[str, Any]) -> dict[str,
         raise UserError("The cache holds no video yet; make one with encode(inputs), or generate with it first.")
     _check_same_video(bound, cache, inputs)
     prompt = _continued(bound, held, ids, attended)
-    kept = min(_shared(held, prompt), cache.get_seq_length(), prompt.length - 1)
+    seen = min(cache.get_seq_length(layer) for layer in range(len(cache.layers)))
+    kept = min(_shared(held, prompt), seen, prompt.length - 1)
     if kept < held.visual_end:
         raise UserError(
             f"The prompt differs from the one in the cache at token {kept}, before the end of its video "

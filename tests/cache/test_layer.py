@@ -187,3 +187,48 @@ def test_what_cannot_be_done_is_said() -> None:
 )
 def test_storage_dtype(model: torch.dtype, option: str, want: torch.dtype) -> None:
     assert Recipe(4, kv_dtype=option).storage_dtype(model) == want
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_text_after_the_video_can_be_cropped_even_if_it_was_there_at_packing(ordered: bool) -> None:
+    """Rows have different videos; the columns after the last of them are kept as text in every row."""
+    layer, (k, v) = make_layer(), kv(16)
+    layer.update(k, v)
+    if ordered:
+        layer._full_order()
+    layer.crop(-1)
+    assert layer.get_seq_length() == 15
+    more_k, more_v = kv(3, seed=9)
+    layer.update(more_k, more_v)
+    have_k, have_v = restored(layer, layer._full_order())
+    want_k, want_v = (by_hand(x, VISUAL, BITS, SIZE)[:, :, :15] for x in (k, v))
+    assert torch.equal(have_k, torch.cat([want_k, more_k], 2)) and torch.equal(have_v, torch.cat([want_v, more_v], 2))
+    layer.crop(-4)
+    assert torch.equal(restored(layer, layer._full_order())[0], want_k[:, :, :14])
+    with pytest.raises(UserError, match="cannot be cropped to 13"):
+        layer.crop(-1)
+
+
+def test_more_rows_than_are_packed_repeat_them_and_others_are_refused() -> None:
+    layer, (k, v) = make_layer(), kv(16)
+    layer.update(k, v)
+    before_k, _ = restored(layer, layer._full_order())
+    more_k, more_v = kv(1, batch=3 * B, seed=9)
+    layer.update(more_k, more_v)
+    have_k, _ = restored(layer, layer._full_order())
+    assert torch.equal(have_k, torch.cat([before_k.repeat_interleave(3, 0), more_k], 2))
+    for rows in (B, 4):
+        with pytest.raises(UserError, match=f"holds 6 rows .* used with {rows}; take it back"):
+            layer.update(*kv(1, batch=rows))
+    assert layer.get_seq_length() == 17
+
+
+def test_tokens_beyond_the_prompt_may_come_with_it() -> None:
+    """As assisted decoding does: they are no part of what is arranged, and can be cropped."""
+    layer, (k, v) = make_layer(), kv(19)
+    layer.update(k, v)
+    have_k, have_v = restored(layer, layer._full_order())
+    for have, x in ((have_k, k), (have_v, v)):
+        assert torch.equal(have, torch.cat([by_hand(x[:, :, :16], VISUAL, BITS, SIZE), x[:, :, 16:]], 2))
+    layer.crop(-3)
+    assert torch.equal(restored(layer, layer._full_order())[0], have_k[:, :, :16])

@@ -65,9 +65,10 @@ class PackedCacheLayer(CacheLayerMixin):
         """Take in K and V [B, H, t, D] of the next t columns; see the class for what comes back."""
         self._request.check_usable()
         self.is_initialized = True
-        self._seen += key_states.shape[2]
         if self.stored is not None:
             self._match_rows(key_states.shape[0], self.stored.kept.k.shape[0])
+        self._seen += key_states.shape[2]
+        if self.stored is not None:
             self.stored.kept.append(key_states.detach(), value_states.detach())
             view = PackedView(self.stored, self._full_order, self._ragged, self._seen, self._request.attend)
             return view, view

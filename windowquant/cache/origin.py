@@ -27,8 +27,6 @@ class CacheOrigin:
         """Undo `dataclasses.asdict` and JSON."""
         return cls(**{**values, "weights": tuple(values["weights"])})
 
-    def same_model(self, other: "CacheOrigin") -> bool:
-        """Whether both are of the same weights, under whatever name."""
-        return self.structure == other.structure and all(
-            math.isclose(a, b, rel_tol=_TOLERANCE) for a, b in zip(self.weights, other.weights, strict=True)
-        )
+    def same_weights(self, other: "CacheOrigin") -> bool:
+        """Whether the weights of two models of the same structure and dtype are the same, under whatever name."""
+        return all(math.isclose(a, b, rel_tol=_TOLERANCE) for a, b in zip(self.weights, other.weights, strict=True))

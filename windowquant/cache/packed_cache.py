@@ -98,7 +98,8 @@ class PackedCache(RequestCache):
         times = self.layers[0].state().stored.kept.k.shape[0] // prompt.batch
         if times > 1:  # beams and several answers of a prompt differ after its end only
             self.batch_select_indices(torch.arange(prompt.batch) * times)
-        self.crop(columns - self.get_seq_length())
+        for layer in self.layers:  # a pass that was interrupted leaves some layers ahead of others
+            layer.crop(columns - layer.get_seq_length())
         self.request.prompt = prompt
 
     def save(self, path: str | os.PathLike[str]) -> None:

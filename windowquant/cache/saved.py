@@ -90,8 +90,8 @@ def write(cache: PackedCache, path: str | os.PathLike[str]) -> None:
     try:
         save_file(on_cpu, temporary, {_ENTRY: json.dumps({**header, "sha256": _digest(header, on_cpu)})})
         temporary.replace(target)
-    except OSError as error:
-        raise UserError(f"The cache cannot be written to {target}: {error.strerror or error}.") from None
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"The cache cannot be written to {target} ({error}).") from None
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -152,10 +152,11 @@ def _digest(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
 
 
 def _check_origin(saved: CacheOrigin, own: CacheOrigin, path: str | os.PathLike[str]) -> None:
-    if not saved.same_model(own):
-        raise UserError(f"{path} was saved with another model ({saved.model}); load it with that one bound.")
-    if saved.dtype != own.dtype:
+    same_structure = saved.structure == own.structure
+    if same_structure and saved.dtype != own.dtype:
         raise UserError(f"{path} was saved with the model in {saved.dtype} and it is in {own.dtype} now; load it so.")
+    if not same_structure or not saved.same_weights(own):
+        raise UserError(f"{path} was saved with another model ({saved.model}); load it with that one bound.")
     if saved.method != own.method:
         raise UserError(f"{path} was saved by {saved.method} and {own.method} is bound; bind the method that saved it.")
 

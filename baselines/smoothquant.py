@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar, Literal, get_args
 
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from transformers import PreTrainedModel
 
 from baselines.uniform import Uniform
 from windowquant.bound import Bound
+from windowquant.cache.origin import CacheOrigin
 from windowquant.cache.recipe import Recipe
 from windowquant.calibrate.states import before_rope
 from windowquant.calibrate.statistics import Statistics, load_statistics
@@ -153,9 +155,11 @@ class SmoothedBound(Bound):
         super().__init__(method, model, processor)
         self._factors: list[LayerFactors] = []
         self._peaks: tuple[tuple[float, float], ...] = ()
+        self._calibration = "no statistics"
         if not method.needs_statistics:
             return
         found = load_statistics(model, None if method.statistics == "calibrated" else method.statistics)
+        self._calibration = f"statistics {found.origin.sample_hash}"
         if method.smoothing == "folded":
             self._factors = [
                 LayerFactors.calibrated(found, index, layer.self_attn, method.migration)
@@ -172,6 +176,12 @@ class SmoothedBound(Bound):
 
     def recipe(self) -> Recipe:
         return replace(super().recipe(), peaks=self._peaks)
+
+    @cached_property
+    def origin(self) -> CacheOrigin:
+        """As `Bound.origin`, and the statistics: a stored cache is divided by their factors."""
+        method = replace(self.method, backend=None, statistics="calibrated").described()
+        return replace(super().origin, method=f"{method} by {self._calibration}")
 
     def _install(self, undo: ExitStack) -> None:
         super()._install(undo)

@@ -37,8 +37,8 @@ class StockQuantizedCache(QuantizedCache):
             ) from error
 
     def nbytes(self) -> KVBytes:
-        """Bytes held: codes, scales with zeros or shifts, and under `tail` what waits in the model's dtype."""
-        codes = scales = tail = 0
+        """Bytes held: codes, scales with zeros or shifts, as `tail` what waits in the model's dtype, beams' order."""
+        codes = scales = tail = index = 0
         for layer in self.layers:
             for tensor in _stored(layer):
                 if tensor.dtype in (torch.uint8, torch.int32, torch.float8_e4m3fn):
@@ -46,7 +46,9 @@ class StockQuantizedCache(QuantizedCache):
                 else:
                     scales += tensor_bytes(tensor)
             tail += tensor_bytes(*(x for x in (layer.keys, layer.values) if x is not None))
-        return KVBytes(codes=codes, scale_zero=scales, tail=tail)
+            waiting = getattr(layer, "_pending_beam_idx", None)
+            index += 0 if waiting is None else tensor_bytes(waiting)
+        return KVBytes(codes=codes, scale_zero=scales, tail=tail, index=index)
 
     def visual_bits(self) -> float:
         """Bits held per element of what is quantized, the visual tokens among it; scales included."""

@@ -1,0 +1,185 @@
+"""What every method owes its user, on every architecture: the contract of `Method`, nothing method-specific."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.architectures import batch_inputs, video_inputs
+from tests.conformance.cases import CASES, Case, every_architecture, every_method, generate, loaded, storage_bytes
+from tests.vlm import tiny_model
+from windowquant.bound import Bound
+from windowquant.cache.kv_bytes import kv_bytes
+from windowquant.cache.layer import PackedCacheLayer
+from windowquant.cache.request_cache import RequestCache
+from windowquant.cache.stock import StockQuantizedCache
+from windowquant.cache.streaming.cache import StreamingCache
+from windowquant.cache.streaming.layer import StreamingLayer
+from windowquant.errors import UserError
+from windowquant.method import method_names
+from windowquant.protocols import Session, answer
+
+pytestmark = pytest.mark.filterwarnings("ignore:The prompt holds no visual tokens")
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("statistics")
+
+
+def asked(architecture: str, seed: int = 0) -> dict[str, Any]:
+    return video_inputs(architecture, loaded(architecture)[1], seed)
+
+
+def test_every_known_method_takes_part() -> None:
+    aliases = {"uniform", "uniform_int2"}  # uniform_int4 with other bits
+    assert {case.name for case in CASES} == set(method_names()) - aliases
+
+
+@every_architecture
+@every_method
+def test_generate_bytes_and_reversal(case: Case, architecture: str, folder: Path) -> None:
+    """16-bit methods equal `generate` without us; bytes counted are bytes held; the model is left as it was."""
+    model, _ = loaded(architecture)
+    inputs = asked(architecture)
+    want = generate(model, inputs)
+    hooks = [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()]
+    with case.method(architecture, folder).bind(model) as bound:
+        cache = bound.new_cache(inputs)
+        have = generate(model, inputs, bound.cache_keyword, cache)
+        assert kv_bytes(cache).total == storage_bytes(cache)
+        if case.exact:
+            assert torch.equal(have.sequences, want.sequences)
+            assert all(torch.equal(a, b) for a, b in zip(have.logits, want.logits, strict=True))
+    assert [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()] == hooks
+    again = generate(model, inputs)
+    assert all(torch.equal(a, b) for a, b in zip(again.logits, want.logits, strict=True))
+
+
+def elements(bound: Bound) -> int:
+    """Elements of K and V of one token, all layers."""
+    text = bound.text_config
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    return 2 * text.num_hidden_layers * text.num_key_value_heads * head_dim
+
+
+@every_architecture
+@every_method
+def test_reported_bits_are_measured_bytes(case: Case, architecture: str, folder: Path) -> None:
+    """Average bits = 8 x bytes held / elements, within 1 %; the bytes are those of the storages."""
+    model, _ = loaded(architecture)
+    inputs = asked(architecture)
+    with case.method(architecture, folder).bind(model) as bound:
+        reply, session = answer(bound, inputs, "context", 1)
+        token, held = elements(bound), storage_bytes(session.cache) - reply.kv.slack - reply.kv.index
+        if isinstance(session.cache, RequestCache):
+            assert held == pytest.approx(reply.kv_predicted, rel=0.01)
+        if isinstance(session.cache, StreamingCache):  # exact and coded tokens side by side, of text as of the video
+            assert min(reply.bits) <= reply.average_bits <= 32
+            return
+        if isinstance(session.cache, StockQuantizedCache):
+            columns = session.prompt.length if case.name == "hf_fp8" else session.prompt.visual_end
+            coded = held - (0 if case.name == "hf_fp8" else (session.prompt.length - columns) * token * 4)
+            assert reply.average_bits == pytest.approx(8 * coded / (token * columns), rel=0.01)
+            return
+        width = session.cache.layers[0].stored.kept.k.element_size() if case.name != "dynamic" else 4
+        visual = held - (reply.prompt_tokens - reply.visual_tokens) * token * width
+        assert reply.average_bits == pytest.approx(8 * visual / (token * reply.visual_tokens), rel=0.01)
+
+
+@every_architecture
+@every_method
+def test_rows_of_a_padded_batch(case: Case, architecture: str, folder: Path) -> None:
+    """Left padding, unequal lengths, a row without a video: every row answers as it does alone."""
+    model, processor = loaded(architecture)
+    batch, alone = batch_inputs(architecture, processor)
+    method = case.method(architecture, folder)
+    with method.bind(model) as bound:
+        cache = bound.new_cache(batch)
+        together = generate(model, batch, bound.cache_keyword, cache)
+        assert kv_bytes(cache).total == storage_bytes(cache)
+        assert all(bool(step.isfinite().all()) for step in together.logits)
+        if not case.alone:
+            return
+        for row, inputs in enumerate(alone):
+            one = generate(model, inputs, bound.cache_keyword, bound.new_cache(inputs))
+            for a, b in zip(together.logits, one.logits, strict=True):
+                torch.testing.assert_close(a[row], b[0], atol=2e-3, rtol=1e-3)
+                if a[row].argmax() != b[0].argmax():
+                    break
+
+
+@every_method
+@pytest.mark.parametrize("architecture", ["llava_onevision", "qwen2_vl"])
+def test_beams_follow_their_rows(case: Case, architecture: str, folder: Path) -> None:
+    """The score of the best beam is the sum of its tokens' log-probabilities in a cache of its own."""
+    model, _ = loaded(architecture)
+    inputs = asked(architecture)
+    with case.method(architecture, folder).bind(model) as bound:
+        cache = bound.new_cache(inputs)
+        out = generate(model, inputs, bound.cache_keyword, cache, num_beams=3, length_penalty=0.0)
+        tokens = out.sequences[0, inputs["input_ids"].shape[1] :].tolist()
+        logits = Session(bound, inputs, "paper").logits(tokens).log_softmax(-1)
+        score = float(logits[torch.arange(len(tokens)), tokens].sum())
+        assert float(out.sequences_scores[0]) == pytest.approx(score, abs=5e-3)
+        assert kv_bytes(cache).total == storage_bytes(cache)
+
+
+@every_method
+def test_saved_caches_answer_as_the_kept_ones(case: Case, folder: Path, tmp_path: Path) -> None:
+    """A cache that can be saved comes back bit for bit; the others say so by having no `save`."""
+    architecture = "llava_onevision"
+    model, _ = loaded(architecture)
+    inputs = asked(architecture)
+    with case.method(architecture, folder).bind(model) as bound:
+        session = Session(bound, inputs, "context")
+        if not hasattr(session.cache, "save"):
+            return
+        session.cache.save(tmp_path / "cache.safetensors")
+        want = session.logits([5, 6, 7, 8])
+        session.cache = bound.load_cache(tmp_path / "cache.safetensors", inputs)
+        assert torch.equal(session.logits([5, 6, 7, 8]), want)
+
+
+@every_method
+def test_512_tokens_with_the_promised_precision(case: Case, folder: Path) -> None:
+    """The tail is held exactly, however long it grows: as many of the newest tokens as the method says."""
+    model, _ = loaded("llava_onevision")
+    inputs = asked("llava_onevision")
+    keys: list[torch.Tensor] = []
+    with case.method("llava_onevision", folder).bind(model) as bound, torch.no_grad():
+        cache = bound.new_cache(inputs)
+        layer, update = cache.layers[0], cache.layers[0].update
+
+        def recording(k: torch.Tensor, v: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            keys.append(k.detach())
+            return update(k, v, *args, **kwargs)
+
+        layer.update = recording
+        generate(model, inputs, bound.cache_keyword, cache, max_new_tokens=512, output_logits=False)
+        del layer.update
+        seen = torch.cat(keys, 2)
+        tail = newest_keys(layer)
+        assert seen.shape[2] == cache.get_seq_length() == inputs["input_ids"].shape[1] + 511
+        count = case.recent(seen.shape[2], inputs["input_ids"].shape[1])
+        assert 0 <= count <= tail.shape[2]
+        newest = slice(-count, None) if count else slice(0, 0)
+        assert torch.equal(tail[:, :, newest], seen[:, :, newest].to(tail.dtype))
+        assert kv_bytes(cache).total == storage_bytes(cache)
+
+
+def newest_keys(layer: Any) -> torch.Tensor:
+    """The keys that a layer holds as they came, the newest token last: [B, H, n, D]."""
+    if isinstance(layer, PackedCacheLayer):
+        return layer.stored.kept.k
+    if isinstance(layer, StreamingLayer):
+        return layer.groups[0].k._recent.view()
+    return layer.keys if layer.keys.dim() == 4 else layer.keys.new_empty(1, 2, 0, 8)
+
+
+@every_method
+def test_a_model_with_sliding_windows_is_refused(case: Case, folder: Path) -> None:
+    sliding = tiny_model(use_sliding_window=True, sliding_window=8, max_window_layers=0)
+    with pytest.raises(UserError, match="sliding-window attention"):
+        case.method("llava_onevision", folder).bind(sliding)

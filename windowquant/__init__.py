@@ -7,17 +7,32 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from windowquant.cache.packed_cache import PackedCache
+    from windowquant.errors import UserError
     from windowquant.method import Bound, Method, get_method, method_names
     from windowquant.protocols import Reply, Session, answer
     from windowquant.windowquant_method import WindowQuant
 
-__all__ = ["Bound", "Method", "Reply", "Session", "WindowQuant", "answer", "get_method", "method_names"]
+__all__ = [
+    "Bound",
+    "Method",
+    "PackedCache",
+    "Reply",
+    "Session",
+    "UserError",
+    "WindowQuant",
+    "answer",
+    "get_method",
+    "method_names",
+]
 
 _HOME = {
     "Bound": "windowquant.method",
     "Method": "windowquant.method",
+    "PackedCache": "windowquant.cache.packed_cache",
     "Reply": "windowquant.protocols",
     "Session": "windowquant.protocols",
+    "UserError": "windowquant.errors",
     "WindowQuant": "windowquant.windowquant_method",
     "answer": "windowquant.protocols",
     "get_method": "windowquant.method",

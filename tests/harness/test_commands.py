@@ -279,6 +279,8 @@ def test_calibration_measures_every_layer_and_names_its_file(
     words = [f"model.pretrained={tiny_llava}", "model.frames=8", f"model.calibration={path}", "data=local"]
     assert call("run", *tiny, "method=windowquant", f"model.calibration={path}") == 2
     assert str(path) in capfd.readouterr().err
+    assert call("run", *tiny, "method=smoothquant", f"model.calibration={path}") == 2
+    assert str(path.with_suffix(".safetensors")) in capfd.readouterr().err
     assert call("calibrate", *words, f"data.root={tiny_data}", "device=cpu", "samples=0") == 2
     assert "samples is 0" in capfd.readouterr().err
     assert call("calibrate", *words, f"data.root={tiny_data}", "device=cpu", "samples=2") == 0
@@ -289,6 +291,7 @@ def test_calibration_measures_every_layer_and_names_its_file(
     assert len(found["values"]) == 2
     assert all(-1 <= value <= 1 for value in found["values"])
     assert call("run", *tiny, "method=windowquant", "method.window_size=8", f"model.calibration={path}") == 0
+    assert call("run", *tiny, "method=smoothquant", "method.window_size=8", f"model.calibration={path}") == 0
     (record,) = (tmp_path / "results").rglob("windowquant-*.json")
     config = json.loads(record.read_text())["config"]
     assert config["calibration"] == found["values"]

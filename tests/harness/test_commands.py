@@ -189,6 +189,7 @@ def test_a_sweep_over_an_unreadable_video_finishes_and_exits_with_2(
 def tiny_table(tiny_llava: Path, tiny_data: Path, tmp_path: Path) -> list[str]:
     sensitivities = tmp_path / "sensitivities.json"
     return [
+        "experiment.models=first",
         "experiment.methods=[uniform_int2,fp16,random_plan,no_video]",
         "experiment.tasks=[nextqa,egoschema]",
         "experiment.seeds={random_plan: [0, 1]}",

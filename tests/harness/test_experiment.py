@@ -35,7 +35,7 @@ def test_group_shapes_are_settings_of_one_method(cells):
 
 
 def test_seeds_multiply_a_method(cells):
-    found = cells("experiment=table1", "experiment.tasks=[nextqa]")
+    found = cells("experiment=table1", "experiment.tasks=[nextqa]", "experiment.models=first")
     assert [c.seed for c in found if c.method == "random_plan"] == [0, 1, 2, 3, 4]
     assert found[0].method == "fp16" and len(found) == 11
 
@@ -47,14 +47,15 @@ def test_limits_are_the_scales(cells):
 
 def test_models_are_the_scales_first_all_or_named(cells):
     words = ("experiment=protocols", "experiment.tasks=[nextqa]", "+scale.models.llava_onevision_7b=/folder")
-    first, both = ["mini_llava_onevision"], ["mini_llava_onevision", "llava_onevision_7b"]
+    first = ["mini_llava_onevision"]
+    every = [*first, "mini_qwen2_vl", "mini_internvl", "llava_onevision_7b"]
 
     def names(*more: str) -> list[str]:
         return list(dict.fromkeys(cell.model.name for cell in cells(*words, *more)))
 
     assert names() == first
-    assert names("experiment.models=all") == both
-    assert names("experiment.models=[llava_onevision_7b]") == both[1:]
+    assert names("experiment.models=all") == every
+    assert names("experiment.models=[llava_onevision_7b]") == every[-1:]
     assert cells(*words, "experiment.models=all")[-1].model.pretrained == "/folder"
     with pytest.raises(UserError, match=r"experiment\.models has 'other': use all, first, or a list"):
         names("experiment.models=other")

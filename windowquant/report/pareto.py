@@ -58,7 +58,6 @@ def _figure(title: str, rows: Sequence[dict[str, Any]]) -> Figure:
         axes.set_ylabel(name)
     handles = {text: handle for axes in grid[0] for handle, text in zip(*axes.get_legend_handles_labels(), strict=True)}
     figure.legend(handles.values(), handles, loc="outside lower center", ncols=5, fontsize="small")
-    figure.supxlabel("bits per K and V element of the visual tokens, metadata included", fontsize="medium")
     figure.suptitle(title, fontsize="medium")
     return figure
 
@@ -68,12 +67,17 @@ def _draw(task: str, rows: Sequence[dict[str, Any]], labels: Sequence[str], accu
     accuracy.plot([r["avg_bits"] for r in line], [r["accuracy"] for r in line], color="0.7", zorder=0)
     for row in rows:
         number = labels.index(label(row))
-        style: dict[str, Any] = {"color": f"C{number % 10}", "marker": SHAPES[number % len(SHAPES)], "linestyle": ""}
+        style: dict[str, Any] = {
+            "color": f"C{number % 10}",
+            "marker": SHAPES[(number + number // 10) % len(SHAPES)],
+            "linestyle": "",
+        }
         low, high = row["ci95"]
         bars = [[max(0.0, row["accuracy"] - low)], [max(0.0, high - row["accuracy"])]]
         accuracy.errorbar([row["avg_bits"]], [row["accuracy"]], yerr=bars, label=label(row), elinewidth=0.7, **style)
         if row["kl"]:
             kl.plot([row["avg_bits"]], [row["kl"]], **style)
     accuracy.set_title(task, fontsize="medium")
+    kl.set_xlabel("bits held per element, metadata included")
     if any(row["kl"] for row in rows):
         kl.set_yscale("log")

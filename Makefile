@@ -40,7 +40,7 @@ reproduce-table1: $(INSTALLED)  ## evaluate every method of Table 1 and write re
 sweep: $(INSTALLED)  ## Hydra multirun over alpha and window size, ending in one table and one figure
 	$(RUN) scripts/run.py -m method=windowquant method.alpha=1,2,4 method.window_size=16,32 $(ARGS)
 
-train-mini: $(INSTALLED)  ## train the embedded stand-in model again (resumable; two hours on two cores)
+train-mini: $(INSTALLED)  ## train an embedded stand-in again (resumable; about an hour on one core)
 	$(RUN) scripts/train_mini.py $(ARGS)
 
 test: $(INSTALLED)  ## run the tests

@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import CacheLayerMixin
 
 from windowquant.cache.arrange import Arrangement
 from windowquant.cache.kv_bytes import KVBytes, tensor_bytes
 from windowquant.cache.pack import StoredLayer, pack_layer
 from windowquant.cache.request import CacheRequest
+from windowquant.cache.request_layer import RequestLayer
 from windowquant.cache.view import PackedView
 from windowquant.errors import UserError
 from windowquant.timing import synchronize
@@ -33,7 +33,7 @@ class LayerState:
     pack_s: float
 
 
-class PackedCacheLayer(CacheLayerMixin):
+class PackedCacheLayer(RequestLayer):
     """K and V of one layer: full precision until all visual tokens are in, packed from then on.
 
     `update` answers with plain tensors while the prefill runs (attention there is exact) and with a `PackedView`
@@ -41,7 +41,6 @@ class PackedCacheLayer(CacheLayerMixin):
     come in more rows than are packed (beams, several answers) have the packed rows repeated in place.
     """
 
-    is_sliding = False
     is_croppable = True
 
     def __init__(self, index: int, request: CacheRequest) -> None:
@@ -133,17 +132,8 @@ class PackedCacheLayer(CacheLayerMixin):
             raise UserError("The cache holds no complete prompt yet; run the prefill first.")
         return self.stored
 
-    def get_seq_length(self) -> int:
-        """Columns seen so far, dropped ones included."""
-        return self._seen
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """(columns after the next `query_length` ones, offset of the first)."""
-        return self._seen + query_length, 0
-
-    def get_max_length(self) -> int:
-        """-1: the layer grows without limit."""
-        return -1
+    def rows(self) -> int:
+        return self._packed().kept.k.shape[0]
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last `-tokens_to_remove` columns (0 or negative, as in transformers); not into the video."""
@@ -174,17 +164,6 @@ class PackedCacheLayer(CacheLayerMixin):
         stored = self._packed()
         self._order = self._prefix_order().index_select(0, beam_idx.to(stored.kept.k.device))
         stored.select(beam_idx)
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Every row `repeats` times in place."""
-        self.reorder_cache(torch.arange(self._packed().kept.k.shape[0]).repeat_interleave(repeats))
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep the given rows only."""
-        self.reorder_cache(indices)
-
-    def reset(self) -> None:
-        raise UserError("A packed cache belongs to one prompt; make a new one with new_cache(inputs) for the next.")
 
     def state(self) -> LayerState:
         """The packed layer, to be kept or written; UserError before it is packed."""

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import CacheLayerMixin
 
 from windowquant.cache.pack import check_finite
+from windowquant.cache.request_layer import RequestLayer
 from windowquant.cache.streaming.rotation import Angles, Rotation
 from windowquant.cache.streaming.track import Scheme, Track
 from windowquant.cache.streaming.view import GroupView, StreamView
@@ -61,7 +61,7 @@ class RowGroup:
     v: Track
 
 
-class StreamingLayer(CacheLayerMixin):
+class StreamingLayer(RequestLayer):
     """K and V of one layer: full precision until all visual tokens are in, streamed from then on.
 
     `update` answers with plain tensors while the prefill runs (attention there is exact) and with a `StreamView`
@@ -69,7 +69,6 @@ class StreamingLayer(CacheLayerMixin):
     the same tokens one at a time.
     """
 
-    is_sliding = False
     is_croppable = False  # what was coded is no longer there in 16 bit
 
     def __init__(self, index: int, request: StreamRequest) -> None:
@@ -143,17 +142,8 @@ class StreamingLayer(CacheLayerMixin):
             raise UserError("The cache holds no complete prompt yet; run the prefill first.")
         return self.groups
 
-    def get_seq_length(self) -> int:
-        """Columns seen so far."""
-        return self._seen
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """(columns after the next `query_length` ones, offset of the first)."""
-        return self._seen + query_length, 0
-
-    def get_max_length(self) -> int:
-        """-1: the layer grows without limit."""
-        return -1
+    def rows(self) -> int:
+        return sum(len(group.rows) for group in self._started())
 
     def crop(self, tokens_to_remove: int) -> None:
         if tokens_to_remove:
@@ -171,18 +161,6 @@ class StreamingLayer(CacheLayerMixin):
                 sources = tuple(group.sources[i] for i in own)
                 kept.append(RowGroup(rows, sources, group.padding, group.k, group.v))
         self.groups = kept
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Every row `repeats` times in place."""
-        batch = sum(len(group.rows) for group in self._started())
-        self.reorder_cache(torch.arange(batch).repeat_interleave(repeats))
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep the given rows only."""
-        self.reorder_cache(indices)
-
-    def reset(self) -> None:
-        raise UserError("A streaming cache belongs to one prompt; make a new one with new_cache(inputs) for the next.")
 
 
 def _columns(x: Tensor, rows: Tensor, start: int) -> Tensor:

@@ -27,6 +27,7 @@ from windowquant.errors import UserError
 from windowquant.kernels import get_backend
 from windowquant.models import Prompt, adapter_for, cache_keyword
 from windowquant.models.features import VisualFeatures, take_features, visual_features
+from windowquant.online import pack_after_attention, watch_layers
 from windowquant.planning import RequestPlanner, kv_shape
 
 if TYPE_CHECKING:
@@ -191,10 +192,10 @@ class Bound:
         hook(self.model, self._check_request)
         hook(self.model, self._place)
         hook(self.adapter.language_model(self.model), self._observe)
+        decoder = self.adapter.decoder_layers(self.model)
         if self.sensitivity is None:
-            from windowquant.online import watch_layers
-
-            watch_layers(self.adapter.decoder_layers(self.model), self._cache_in, undo)
+            watch_layers(decoder, self._cache_in, undo)
+        pack_after_attention(decoder, self._cache_in, undo)
 
     def _cache_in(self, kwargs: Mapping[str, Any]) -> RequestCache | None:
         cache = kwargs.get(self.cache_keyword)

@@ -1,4 +1,4 @@
-"""Layer sensitivity from a request's own prefill (paper, equation 9), seen by hooks around each layer's attention."""
+"""Hooks around each layer's attention: a request's own sensitivity (paper, equation 9), and packing."""
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
@@ -44,13 +44,28 @@ def watch_attention(layers: Iterable[nn.Module], seen: SeenHidden, undo: ExitSta
 
 
 def watch_layers(layers: Iterable[nn.Module], find_cache: FindCache, undo: ExitStack) -> None:
-    """While a packed cache waits for it, measure each layer's sensitivity and have the layer packed."""
+    """While a packed cache waits for it, measure each layer's sensitivity, by which the layer is then planned."""
 
     def seen(index: int, h_in: Tensor, h_out: Tensor, kwargs: Mapping[str, Any]) -> None:
         cache = find_cache(kwargs)
-        if not isinstance(cache, PackedCache) or cache.layers[index].stored is not None:
-            return
-        cache.planner.learn(index, h_in, h_out, start=cache.get_seq_length(index) - h_in.shape[1])
-        cache.layers[index].pack_if_ready()
+        if isinstance(cache, PackedCache) and cache.layers[index].stored is None:
+            cache.planner.learn(index, h_in, h_out, start=cache.get_seq_length(index) - h_in.shape[1])
 
     watch_attention(layers, seen, undo)
+
+
+def pack_after_attention(layers: Iterable[nn.Module], find_cache: FindCache, undo: ExitStack) -> None:
+    """Have each layer of a packed cache packed as soon as its attention is done, until `undo` is closed.
+
+    Then nothing but the cache holds the layer's K and V any more.
+    """
+    for index, layer in enumerate(layers):
+
+        def after(
+            module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, index: int = index
+        ) -> None:
+            cache = find_cache(kwargs)
+            if isinstance(cache, PackedCache):
+                cache.layers[index].pack_if_ready()
+
+        undo.callback(layer.self_attn.register_forward_hook(after, with_kwargs=True).remove)  # type: ignore[union-attr]

@@ -30,6 +30,13 @@ def make_layer(visual: list[list[int]] = VISUAL, bits=BITS, recipe: Recipe | Non
     return PackedCacheLayer(0, request)
 
 
+def fill(layer: PackedCacheLayer, k: Tensor, v: Tensor):
+    """Take in K and V as a bound model does: what attention gets, packing once it is done."""
+    got = layer.update(k, v)
+    layer.pack_if_ready()
+    return got
+
+
 def kv(tokens: int, batch: int = B, seed: int = 0) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(batch, H, tokens, D, generator=generator), torch.randn(batch, H, tokens, D, generator=generator)
@@ -52,7 +59,7 @@ def by_hand(x: Tensor, visual: list[list[int]], bits, size: int) -> Tensor:
 def test_stored_is_each_window_quantized_and_everything_else_as_it_was(pieces: list[int]) -> None:
     layer, (k, v), start = make_layer(), kv(16), 0
     for size in pieces:
-        got_k, got_v = layer.update(k[:, :, start : start + size], v[:, :, start : start + size])
+        got_k, got_v = fill(layer, k[:, :, start : start + size], v[:, :, start : start + size])
         start += size
         if start - size < 14:  # the prefill attends to plain, exact tensors
             assert torch.equal(got_k, k[:, :, :start]) and torch.equal(got_v, v[:, :, :start])
@@ -67,7 +74,7 @@ def test_stored_is_each_window_quantized_and_everything_else_as_it_was(pieces: l
 def test_full_precision_copy_is_gone_once_attention_let_go_of_it() -> None:
     layer, (k, v) = make_layer(), kv(16)
     alive = [weakref.ref(k), weakref.ref(v)]
-    returned = layer.update(k, v)
+    returned = fill(layer, k, v)
     del k, v, returned
     gc.collect()
     assert [ref() for ref in alive] == [None, None]
@@ -76,7 +83,7 @@ def test_full_precision_copy_is_gone_once_attention_let_go_of_it() -> None:
 
 def test_bytes_by_kind() -> None:
     layer, (k, v) = make_layer(), kv(16)
-    layer.update(k, v)
+    fill(layer, k, v)
     element = 4  # float32, kv_dtype "model"
     token = 2 * H * D * element
     have = layer.nbytes()
@@ -91,7 +98,7 @@ def test_bytes_by_kind() -> None:
 
 def test_dropped_tokens_keep_their_positions() -> None:
     layer, (k, v) = make_layer(bits=(), recipe=Recipe(SIZE, kv_dtype="model", drops_visual=True)), kv(16)
-    layer.update(k, v)
+    fill(layer, k, v)
     assert layer.get_seq_length() == 16
     have_k, _ = restored(layer, layer._full_order())
     seen = ~torch.isnan(have_k).any(-1).any(1)
@@ -101,13 +108,13 @@ def test_dropped_tokens_keep_their_positions() -> None:
 
 def test_crop_goes_back_to_the_packed_prefix_and_no_further() -> None:
     layer, (k, v) = make_layer(), kv(16)
-    layer.update(k[:, :, :14], v[:, :, :14])
-    layer.update(k[:, :, 14:], v[:, :, 14:])
+    fill(layer, k[:, :, :14], v[:, :, :14])
+    fill(layer, k[:, :, 14:], v[:, :, 14:])
     layer.crop(0)
     layer.crop(-1)
     assert layer.get_seq_length() == 15
     more_k, more_v = kv(2, seed=9)
-    layer.update(more_k, more_v)
+    fill(layer, more_k, more_v)
     have_k, have_v = restored(layer, layer._full_order())
     want_k, want_v = torch.cat([k[:, :, :15], more_k], 2), torch.cat([v[:, :, :15], more_v], 2)
     assert torch.equal(have_k[:, :, 14:], want_k[:, :, 14:]) and torch.equal(have_v[:, :, 14:], want_v[:, :, 14:])
@@ -120,8 +127,8 @@ def test_crop_goes_back_to_the_packed_prefix_and_no_further() -> None:
 @pytest.mark.parametrize("rows", [[1, 0], [1, 1], [0, 1, 0]])
 def test_rows_are_selected_whole(rows: list[int]) -> None:
     layer, (k, v) = make_layer(), kv(18)
-    layer.update(k[:, :, :16], v[:, :, :16])
-    layer.update(k[:, :, 16:], v[:, :, 16:])
+    fill(layer, k[:, :, :16], v[:, :, :16])
+    fill(layer, k[:, :, 16:], v[:, :, 16:])
     before_k, before_v = restored(layer, layer._full_order())
     layer.reorder_cache(torch.tensor(rows))
     have_k, have_v = restored(layer, layer._full_order())
@@ -130,7 +137,7 @@ def test_rows_are_selected_whole(rows: list[int]) -> None:
 
 def test_rows_are_repeated_in_place() -> None:
     layer, (k, v) = make_layer(), kv(16)
-    layer.update(k, v)
+    fill(layer, k, v)
     before_k, _ = restored(layer, layer._full_order())
     layer.batch_repeat_interleave(2)
     have_k, _ = restored(layer, layer._full_order())
@@ -141,7 +148,7 @@ def test_rows_are_repeated_in_place() -> None:
 
 def test_a_prefill_of_repeated_rows_is_packed_as_such() -> None:
     layer, (k, v) = make_layer(), kv(16)
-    layer.update(k.repeat_interleave(3, 0), v.repeat_interleave(3, 0))
+    fill(layer, k.repeat_interleave(3, 0), v.repeat_interleave(3, 0))
     have_k, have_v = restored(layer, layer._full_order())
     assert torch.equal(have_k, by_hand(k, VISUAL, BITS, SIZE).repeat_interleave(3, 0))
     assert torch.equal(have_v, by_hand(v, VISUAL, BITS, SIZE).repeat_interleave(3, 0))
@@ -153,14 +160,25 @@ def test_values_that_are_not_finite_name_the_layer(column: int, value: float, wh
     layer, (k, v) = make_layer(), kv(16)
     (k if which == "K" else v)[0, 1, column, 3] = value
     with pytest.raises(UserError, match=f"layer 0 {which} holds"):
-        layer.update(k, v)
+        fill(layer, k, v)
+    with pytest.raises(UserError, match="could not be packed|layer 0 K holds"):  # and it does not go on without them
+        fill(layer, *kv(1))
+
+
+def test_a_layer_that_nobody_packed_packs_itself_when_more_comes() -> None:
+    layer, (k, v) = make_layer(), kv(18)
+    layer.update(k[:, :, :16], v[:, :, :16])
+    got, _ = layer.update(k[:, :, 16:], v[:, :, 16:])
+    assert isinstance(got, PackedView)
+    have_k, _ = restored(layer, layer._full_order())
+    assert torch.equal(have_k, torch.cat([by_hand(k[:, :, :16], VISUAL, BITS, SIZE), k[:, :, 16:]], 2))
 
 
 def test_overflow_of_the_16_bit_dtype_is_refused() -> None:
     layer, (k, v) = make_layer(recipe=Recipe(SIZE)), kv(16)
     k[0, 0, 0, 0] = 1e6
     with pytest.raises(UserError, match="layer 0 K holds NaN or infinity in torch.float16"):
-        layer.update(k, v)
+        fill(layer, k, v)
 
 
 def test_what_cannot_be_done_is_said() -> None:
@@ -170,7 +188,7 @@ def test_what_cannot_be_done_is_said() -> None:
     with pytest.raises(UserError, match="belongs to one prompt"):
         layer.reset()
     k, v = kv(3)
-    layer.update(k, v)
+    fill(layer, k, v)
     with pytest.raises(UserError, match="cannot be cropped"):
         layer.crop(-1)
 
@@ -193,13 +211,13 @@ def test_storage_dtype(model: torch.dtype, option: str, want: torch.dtype) -> No
 def test_text_after_the_video_can_be_cropped_even_if_it_was_there_at_packing(ordered: bool) -> None:
     """Rows have different videos; the columns after the last of them are kept as text in every row."""
     layer, (k, v) = make_layer(), kv(16)
-    layer.update(k, v)
+    fill(layer, k, v)
     if ordered:
         layer._full_order()
     layer.crop(-1)
     assert layer.get_seq_length() == 15
     more_k, more_v = kv(3, seed=9)
-    layer.update(more_k, more_v)
+    fill(layer, more_k, more_v)
     have_k, have_v = restored(layer, layer._full_order())
     want_k, want_v = (by_hand(x, VISUAL, BITS, SIZE)[:, :, :15] for x in (k, v))
     assert torch.equal(have_k, torch.cat([want_k, more_k], 2)) and torch.equal(have_v, torch.cat([want_v, more_v], 2))
@@ -211,22 +229,22 @@ def test_text_after_the_video_can_be_cropped_even_if_it_was_there_at_packing(ord
 
 def test_more_rows_than_are_packed_repeat_them_and_others_are_refused() -> None:
     layer, (k, v) = make_layer(), kv(16)
-    layer.update(k, v)
+    fill(layer, k, v)
     before_k, _ = restored(layer, layer._full_order())
     more_k, more_v = kv(1, batch=3 * B, seed=9)
-    layer.update(more_k, more_v)
+    fill(layer, more_k, more_v)
     have_k, _ = restored(layer, layer._full_order())
     assert torch.equal(have_k, torch.cat([before_k.repeat_interleave(3, 0), more_k], 2))
     for rows in (B, 4):
         with pytest.raises(UserError, match=f"holds 6 rows .* used with {rows}; take it back"):
-            layer.update(*kv(1, batch=rows))
+            fill(layer, *kv(1, batch=rows))
     assert layer.get_seq_length() == 17
 
 
 def test_tokens_beyond_the_prompt_may_come_with_it() -> None:
     """As assisted decoding does: they are no part of what is arranged, and can be cropped."""
     layer, (k, v) = make_layer(), kv(19)
-    layer.update(k, v)
+    fill(layer, k, v)
     have_k, have_v = restored(layer, layer._full_order())
     for have, x in ((have_k, k), (have_v, v)):
         assert torch.equal(have, torch.cat([by_hand(x[:, :, :16], VISUAL, BITS, SIZE), x[:, :, 16:]], 2))

@@ -8,7 +8,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from tests.generation.common import NAMES, WINDOWQUANT, asked, generate, loaded
+from windowquant.cache import layer as layer_module
 from windowquant.cache.layer import PackedCacheLayer
+from windowquant.cache.pack import pack_k, pack_v
 from windowquant.cache.recipe import Recipe
 from windowquant.cache.request import CacheRequest
 from windowquant.kernels import get_backend
@@ -17,7 +19,6 @@ from windowquant.models import Prompt
 
 LAYERS, HEADS, D, SIZE, WINDOWS, TEXT = 4, 4, 128, 32, 64, 16
 MIXED = (16,) * 12 + (4,) * 8 + (2,) * 44
-WORKSPACE = 0.1  # of a layer's K and V: one thirty-second of its windows, in float32
 
 
 def peak_and_left(work) -> tuple[int, int]:
@@ -62,14 +63,15 @@ def test_at_most_one_layer_in_full_precision_above_the_packed_total(bits, option
         for layer in layers:
             k, v = (torch.empty(1, HEADS, length, D, dtype=dtype).normal_() for _ in range(2))
             layer.update(k, v)
-            del k, v  # attention is done with them before the next layer makes its own
+            del k, v  # attention is done with them
+            layer.pack_if_ready()
 
     peak, left = peak_and_left(prefill)
     packed = sum(layer.nbytes().total for layer in layers)
     assert left >= packed > 0, "the measure sees what is stored"
-    assert peak <= packed + (1 + WORKSPACE) * one_layer
+    assert peak <= packed + one_layer
     if bits:
-        assert LAYERS * one_layer > packed + (1 + WORKSPACE) * one_layer, "or the measure would be blind"
+        assert LAYERS * one_layer > packed + one_layer, "or the measure would be blind"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -89,3 +91,27 @@ def test_a_layer_lets_go_of_its_full_precision_before_the_next_is_packed(name: s
     with get_method(**WINDOWQUANT).bind(model) as bound:
         generate(model, inputs, bound.new_cache(inputs), max_new_tokens=2)
     assert len(alive) == 2 * 2
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("sensitivity", ["given", "online"])
+def test_k_is_gone_before_v_is_packed(name: str, sensitivity: str, monkeypatch) -> None:
+    """The model's attention and the hooks around it hold neither when a layer is packed."""
+    (model, _), inputs = loaded(name), asked(name)
+    keys: list[weakref.ref] = []
+
+    def watched_k(k, *args):
+        keys.append(weakref.ref(k.untyped_storage()))
+        return pack_k(k, *args)
+
+    def watched_v(v, *args):
+        gc.collect()
+        assert keys[-1]() is None, f"K is still there when V number {len(keys)} is packed"
+        return pack_v(v, *args)
+
+    monkeypatch.setattr(layer_module, "pack_k", watched_k)
+    monkeypatch.setattr(layer_module, "pack_v", watched_v)
+    options = {**WINDOWQUANT, **({"sensitivity": "online"} if sensitivity == "online" else {})}
+    with get_method(**options).bind(model) as bound:
+        generate(model, inputs, bound.new_cache(inputs), max_new_tokens=2)
+    assert len(keys) == 2

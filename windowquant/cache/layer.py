@@ -9,7 +9,7 @@ from torch import Tensor
 
 from windowquant.cache.arrange import Arrangement
 from windowquant.cache.kv_bytes import KVBytes, tensor_bytes
-from windowquant.cache.pack import StoredLayer, pack_layer
+from windowquant.cache.pack import StoredLayer, joined, pack_k, pack_v
 from windowquant.cache.request import CacheRequest
 from windowquant.cache.request_layer import RequestLayer
 from windowquant.cache.view import PackedView
@@ -37,8 +37,10 @@ class PackedCacheLayer(RequestLayer):
     """K and V of one layer: full precision until all visual tokens are in, packed from then on.
 
     `update` answers with plain tensors while the prefill runs (attention there is exact) and with a `PackedView`
-    afterwards. Positions keep their original count throughout, also for tokens that are no longer stored. Tokens that
-    come in more rows than are packed (beams, several answers) have the packed rows repeated in place.
+    afterwards. In between, `pack_if_ready` packs; it is called when the layer's attention is done with K and V, so
+    that these can be let go of one after the other (or else by the next `update`). Positions keep their original count
+    throughout, also for tokens that are no longer stored. Tokens that come in more rows than are packed (beams, several
+    answers) have the packed rows repeated in place.
     """
 
     is_croppable = True
@@ -64,6 +66,11 @@ class PackedCacheLayer(RequestLayer):
         """Take in K and V [B, H, t, D] of the next t columns; see the class for what comes back."""
         self._request.check_usable()
         self.is_initialized = True
+        self.pack_if_ready()
+        if self._seen and self.stored is None and self.keys is None:
+            raise UserError(
+                f"Layer {self.index} of the cache could not be packed; make a new cache with new_cache(inputs)."
+            )
         if self.stored is not None:
             self._match_rows(key_states.shape[0], self.stored.kept.k.shape[0])
         self._seen += key_states.shape[2]
@@ -75,7 +82,6 @@ class PackedCacheLayer(RequestLayer):
             key_states = torch.cat([self.keys, key_states], dim=2)
             value_states = torch.cat([self.values, value_states], dim=2)
         self.keys, self.values = key_states, value_states
-        self.pack_if_ready()
         return key_states, value_states
 
     def _match_rows(self, rows: int, held: int) -> None:
@@ -99,13 +105,16 @@ class PackedCacheLayer(RequestLayer):
         start = time.perf_counter()
         length = self._request.prompt.length
         at = self._packed_at = min(self._seen, length)  # assisted decoding runs guesses along with the prompt
-        arrangement = self._arrangement(self.keys.shape[0])
-        k, v = self.keys, self.values
-        self.stored = pack_layer(k[:, :, :at], v[:, :, :at], arrangement, self._request.recipe, self.index, length - at)
-        if at < self._seen:
-            self.stored.kept.append(k[:, :, at:].detach(), v[:, :, at:].detach())
+        arrangement, recipe = self._arrangement(self.keys.shape[0]), self._request.recipe
         self._ragged = arrangement.ragged
-        self.keys = self.values = None
+        guesses = tuple(x[:, :, at:].detach().clone() for x in (self.keys, self.values))
+        k = pack_k(self.keys[:, :, :at], arrangement, recipe, self.index, length - at)
+        self.keys = None  # gone before V is packed
+        v = pack_v(self.values[:, :, :at], arrangement, recipe, self.index, length - at)
+        self.values = None
+        self.stored = joined(k, v, arrangement)
+        if at < self._seen:
+            self.stored.kept.append(*guesses)
         synchronize(self.stored.kept.k.device)
         self.pack_s = time.perf_counter() - start
 

@@ -77,26 +77,43 @@ def _select(block: WindowBlock, rows: Tensor) -> WindowBlock:
     return WindowBlock(codes, scale, offset, block.bits, (len(rows), *block.shape[1:]), block.granularity)
 
 
-def pack_layer(
-    k: Tensor, v: Tensor, arrangement: Arrangement, recipe: Recipe, layer: int, expected: int = 0
-) -> StoredLayer:
-    """Store k, v [B, H, T, D] of a layer as `arrangement` says, with room for `expected` tokens to come.
+@dataclass(frozen=True, eq=False)
+class PackedHalf:
+    """What is stored of K, or of V: a block for each segment, and the 16-bit tokens [B, H, T16 + room, D]."""
+
+    blocks: tuple[WindowBlock, ...]
+    kept: Tensor
+
+
+def pack_k(k: Tensor, arrangement: Arrangement, recipe: Recipe, layer: int, expected: int = 0) -> PackedHalf:
+    """Store k [B, H, T, D] of a layer as `arrangement` says, with room for `expected` tokens to come.
 
     Raises UserError, naming the layer, if a value is NaN or infinite in the storage dtype.
     """
-    label, (k_peak, v_peak) = f"layer {layer}", recipe.peaks_of(layer)
-    k, v = k.detach(), v.detach()
-    segments = tuple(
-        Segment(
-            _block(k, place.columns, place.k_bits, recipe, f"{label} K", k_peak),
-            _block(v, place.columns, place.v_bits, recipe, f"{label} V", v_peak),
-            place.windows,
-        )
-        for place in arrangement.segments
-    )
-    columns, room = arrangement.kept, expected + ROOM
-    kept_k, kept_v = (_copied(x, columns, recipe, f"{label} {name}", room) for x, name in ((k, "K"), (v, "V")))
-    kept = GrowingKV.of_buffers(kept_k, kept_v, columns.shape[1])
+    bits = [place.k_bits for place in arrangement.segments]
+    return _pack(k, bits, arrangement, recipe, f"layer {layer} K", recipe.peaks_of(layer)[0], expected)
+
+
+def pack_v(v: Tensor, arrangement: Arrangement, recipe: Recipe, layer: int, expected: int = 0) -> PackedHalf:
+    """The same for V."""
+    bits = [place.v_bits for place in arrangement.segments]
+    return _pack(v, bits, arrangement, recipe, f"layer {layer} V", recipe.peaks_of(layer)[1], expected)
+
+
+def _pack(
+    x: Tensor, bits: list[int], arrangement: Arrangement, recipe: Recipe, label: str, peak: float | None, expected: int
+) -> PackedHalf:
+    x, places = x.detach(), zip(arrangement.segments, bits, strict=True)
+    blocks = tuple(_block(x, place.columns, width, recipe, label, peak) for place, width in places)
+    return PackedHalf(blocks, _copied(x, arrangement.kept, recipe, label, expected + ROOM))
+
+
+def joined(k: PackedHalf, v: PackedHalf, arrangement: Arrangement) -> StoredLayer:
+    """A layer from what `pack_k` and `pack_v` made of it with the same arrangement."""
+    places = zip(k.blocks, v.blocks, arrangement.segments, strict=True)
+    segments = tuple(Segment(k_block, v_block, place.windows) for k_block, v_block, place in places)
+    columns = arrangement.kept
+    kept = GrowingKV.of_buffers(k.kept, v.kept, columns.shape[1])
     return StoredLayer(segments, kept, kept.length, arrangement.kept_visual, int((columns < 0).sum()))
 
 

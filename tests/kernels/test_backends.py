@@ -1,8 +1,12 @@
 """Choosing a backend."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
+import windowquant.kernels as kernels
 from windowquant.errors import UserError
 from windowquant.kernels import backend_names, get_backend, reference
 
@@ -11,9 +15,31 @@ from windowquant.kernels import backend_names, get_backend, reference
 def test_default_and_by_name(device: torch.device | str) -> None:
     assert get_backend(None, device) is reference.attend
     assert get_backend("reference", device) is reference.attend
-    assert "reference" in backend_names()
+    assert {"reference", "triton"} <= set(backend_names())
 
 
 def test_unknown_backend_lists_the_known_ones() -> None:
     with pytest.raises(UserError, match="There is no attention backend 'cuda-magic'; use one of .*reference"):
         get_backend("cuda-magic")
+
+
+def test_triton_needs_a_cuda_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(UserError, match="'triton' needs a CUDA device, but the model is on cpu"):
+        get_backend("triton", "cpu")
+
+
+@pytest.mark.parametrize(("name", "device"), [("triton", "cpu"), (None, "cuda")])
+def test_missing_package_is_named(name: str | None, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "find_spec", lambda package: None)
+    with pytest.raises(UserError, match="needs the package triton, which is not installed"):
+        get_backend(name, device)
+
+
+def test_importing_the_package_imports_no_compiler() -> None:
+    code = (
+        "import sys, windowquant.kernels\n"
+        "windowquant.kernels.get_backend('reference')\n"
+        "assert not {'numba', 'triton'} & set(sys.modules), 'imported'"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,13 +1,18 @@
-"""Attention over packed layers. Backends share one signature and are chosen by name or by device."""
+"""Attention over packed layers. Backends share one signature and are chosen by name or by device.
 
-from typing import Protocol
+A backend is a module with `attend`. It is imported when first asked for: numba and triton are heavy.
+"""
+
+import os
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
 
 from windowquant.core.packed import PackedLayer
 from windowquant.errors import UserError
-from windowquant.kernels import reference
 
 __all__ = ["Backend", "backend_names", "get_backend"]
 
@@ -18,19 +23,42 @@ class Backend(Protocol):
     def __call__(self, q: Tensor, layer: PackedLayer, mask: Tensor | None, scaling: float) -> Tensor: ...
 
 
-_BACKENDS: dict[str, Backend] = {"reference": reference.attend}
-_DEFAULT = "reference"
+_MODULES = {
+    "reference": "windowquant.kernels.reference",
+    "triton": "windowquant.kernels.triton_attention",
+}
+_PACKAGES = {"triton": "triton"}
+_DEFAULTS = {"cuda": "triton"}
 
 
 def backend_names() -> list[str]:
     """Names that `get_backend` knows."""
-    return sorted(_BACKENDS)
+    return sorted(_MODULES)
 
 
 def get_backend(name: str | None = None, device: torch.device | str = "cpu") -> Backend:
-    """The backend called `name`, or with None the default one for `device`. Raises UserError for an unknown name."""
-    del device  # the reference runs anywhere and is the only one so far
-    key = name or _DEFAULT
-    if key not in _BACKENDS:
+    """The backend called `name`, or with None the default one for `device`.
+
+    "reference" runs anywhere; "triton" on CUDA, or anywhere under Triton's interpreter (TRITON_INTERPRET=1). Raises
+    UserError for an unknown name, a missing package, and a device on which the backend cannot run.
+    """
+    device = torch.device(device)
+    key = name or _DEFAULTS.get(device.type, "reference")
+    if key not in _MODULES:
         raise UserError(f"There is no attention backend {key!r}; use one of {', '.join(backend_names())}.")
-    return _BACKENDS[key]
+    package = _PACKAGES.get(key)
+    if package and find_spec(package) is None:
+        raise UserError(
+            f"The attention backend {key!r} needs the package {package}, which is not installed; install it, or set "
+            "backend=reference."
+        )
+    _check_device(key, device)
+    return cast(Backend, import_module(_MODULES[key]).attend)
+
+
+def _check_device(key: str, device: torch.device) -> None:
+    if key == "triton" and os.environ.get("TRITON_INTERPRET") != "1" and device.type != "cuda":
+        raise UserError(
+            f"The attention backend 'triton' needs a CUDA device, but the model is on {device.type}; move the model "
+            "there, leave backend unset, or set TRITON_INTERPRET=1 to run it slowly in Triton's interpreter."
+        )

@@ -47,6 +47,17 @@ def test_every_column_is_stored_once_in_the_width_of_its_window(rows: int, lengt
 
 @settings(deadline=None)
 @given(st.integers(1, 4), st.integers(1, 30), st.randoms())
+def test_dropping_the_text_between_keeps_what_is_before_and_after(rows: int, length: int, random) -> None:
+    prompt = random_prompt(rows, length, random)
+    got = arrange(prompt, Recipe(4, drops_visual=True, drops_between=True), (), length)
+    for row in range(rows):
+        visual = [i for i, on in enumerate(prompt.visual[row].tolist()) if on]
+        outside = [i for i in range(length) if not visual or i < visual[0] or i > visual[-1]]
+        assert [c for c in got.kept[row].tolist() if c >= 0] == outside
+
+
+@settings(deadline=None)
+@given(st.integers(1, 4), st.integers(1, 30), st.randoms())
 def test_dropping_keeps_exactly_the_text(rows: int, length: int, random) -> None:
     prompt = random_prompt(rows, length, random)
     got = arrange(prompt, Recipe(4, drops_visual=True), (), length)

@@ -54,7 +54,8 @@ def arrange(prompt: Prompt, recipe: Recipe, bits: tuple[int, ...], length: int) 
     """
     kept = torch.ones(prompt.batch, length, dtype=torch.bool)
     if recipe.drops_visual:
-        return _arrangement(prompt, (), kept & ~prompt.visual[:, :length])
+        visual = prompt.visual[:, :length]
+        return _arrangement(prompt, (), kept & ~(_filled(visual) if recipe.drops_between else visual))
     if all(width == recipe.v_bits(width) == 16 for width in bits):
         return _arrangement(prompt, (), kept)
     columns = prompt.windows(recipe.window_size)
@@ -70,6 +71,11 @@ def arrange(prompt: Prompt, recipe: Recipe, bits: tuple[int, ...], length: int) 
             row[taken[taken >= 0]] = False
         segments.append(place)
     return _arrangement(prompt, tuple(segments), kept)
+
+
+def _filled(visual: Tensor) -> Tensor:
+    """True from the first to the last true column of each row [B, T]."""
+    return (visual.cumsum(1) > 0) & (visual.flip(1).cumsum(1).flip(1) > 0)
 
 
 def _arrangement(prompt: Prompt, segments: tuple[SegmentPlace, ...], kept: Tensor) -> Arrangement:

@@ -14,10 +14,11 @@ class Recipe:
     """Storage options, the same for every layer of a cache.
 
     window_size: tokens a window (S). granularity, zero_point: of the quantizer. kv_dtype: "auto" or "model" (see
-    `storage_dtype`). drops_visual: visual tokens are discarded after prefill instead of stored. v_widths: pairs (bits
-    of K, bits of V) for windows whose V does not have the plan's bit-width, which is that of K. reorder: windows of one
-    bit-width are stored together (Algorithm 2), not in the video's order. peaks: for each layer the largest absolute
-    value that its symmetric codes reach in K and in V, where these are known beforehand.
+    `storage_dtype`). drops_visual: visual tokens are discarded after prefill instead of stored; drops_between: with
+    them the text between the first and the last. v_widths: pairs (bits of K, bits of V) for windows whose V does not
+    have the plan's bit-width, which is that of K. reorder: windows of one bit-width are stored together (Algorithm 2),
+    not in the video's order. peaks: for each layer the largest absolute value that its symmetric codes reach in K and
+    in V, where these are known beforehand.
     """
 
     window_size: int
@@ -25,6 +26,7 @@ class Recipe:
     zero_point: ZeroPoint = "integer"
     kv_dtype: str = "auto"
     drops_visual: bool = False
+    drops_between: bool = False
     v_widths: tuple[tuple[int, int], ...] = ()
     reorder: bool = True
     peaks: tuple[tuple[float, float], ...] = ()

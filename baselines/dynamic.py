@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 from transformers import Cache, DynamicCache
 
+from windowquant.method import Status
 from windowquant.stock_method import StockMethod
 
 
@@ -13,6 +14,7 @@ class Dynamic(StockMethod):
     """Nothing of ours takes part: `DynamicCache`, the model's own attention and dtype."""
 
     name: ClassVar[str] = "dynamic"
+    declared: ClassVar[Status] = "control"
 
     def make_cache(self, text_config: Any) -> Cache:
         return DynamicCache(config=text_config)

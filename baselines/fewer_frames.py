@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from baselines.fp16 import FP16
 from windowquant.errors import UserError
+from windowquant.method import Status
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class FewerFrames(FP16):
     equal_bits: float = 5.0
 
     name: ClassVar[str] = "fewer_frames"
+    declared: ClassVar[Status] = "control"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from windowquant.method import Method
+from windowquant.method import Method, Status
 from windowquant.models import Prompt
 
 
@@ -15,6 +15,7 @@ class FP16(Method):
     """Every window stays in 16 bit. With kv_dtype="model" it computes exactly what transformers' own cache does."""
 
     name: ClassVar[str] = "fp16"
+    declared: ClassVar[Status] = "control"
 
     def bits(self, prompt: Prompt, scores: list[Tensor] | None, sensitivity: Tensor) -> Tensor:
         return torch.zeros(len(sensitivity), 0)  # no windows, then

@@ -11,6 +11,7 @@ from windowquant.cache.streaming.track import Scheme
 from windowquant.core.packing import check_bits
 from windowquant.core.plan import KVShape
 from windowquant.errors import UserError
+from windowquant.method import Status
 from windowquant.streaming_method import Schemes, StreamingMethod
 
 
@@ -38,6 +39,7 @@ class Kivi(StreamingMethod):
     residual: int = 128
 
     name: ClassVar[str] = "kivi"
+    declared: ClassVar[Status] = "official"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from windowquant.method import Method
+from windowquant.method import Method, Status
 from windowquant.models import Prompt
 
 
@@ -15,6 +15,7 @@ class NoVideo(Method):
     """K and V of every visual token are discarded after prefill; all other tokens keep their positions."""
 
     name: ClassVar[str] = "no_video"
+    declared: ClassVar[Status] = "control"
     drops_visual: ClassVar[bool] = True
 
     def bits(self, prompt: Prompt, scores: list[Tensor] | None, sensitivity: Tensor) -> Tensor:

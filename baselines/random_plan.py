@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from windowquant.errors import UserError
+from windowquant.method import Status
 from windowquant.windowquant_method import Search, WindowQuant
 
 
@@ -14,6 +15,7 @@ class RandomPlan(WindowQuant):
     search: Search = "random"
 
     name: ClassVar[str] = "random_plan"
+    declared: ClassVar[Status] = "control"
 
     def __post_init__(self) -> None:
         super().__post_init__()

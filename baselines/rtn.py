@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from baselines.uniform import Uniform
 from windowquant.core.quantizer import Granularity, check_symmetric
+from windowquant.method import Status
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Rtn(Uniform):
     granularity: Granularity = "tensor"
 
     name: ClassVar[str] = "rtn"
+    declared: ClassVar[Status] = "variant"
 
     def __post_init__(self) -> None:
         super().__post_init__()

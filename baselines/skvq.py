@@ -14,6 +14,7 @@ from windowquant.cache.streaming.track import Scheme
 from windowquant.calibrate.statistics import Statistics, load_statistics
 from windowquant.core.plan import KVShape
 from windowquant.errors import UserError
+from windowquant.method import Status
 from windowquant.streaming_method import Schemes, StreamingMethod
 
 Clips = Literal["constant", "searched"]
@@ -55,6 +56,7 @@ class Skvq(StreamingMethod):
     statistics: str = "calibrated"
 
     name: ClassVar[str] = "skvq"
+    declared: ClassVar[Status] = "official"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -70,6 +72,10 @@ class Skvq(StreamingMethod):
             if not isinstance(getattr(self, field), bool):
                 raise UserError(f"{field} is {getattr(self, field)!r}; set it to true or false.")
         self._rule()
+
+    @property
+    def status(self) -> Status:
+        return "variant" if self.clips == "searched" else self.declared
 
     @property
     def before_rope(self) -> bool:

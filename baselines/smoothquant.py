@@ -17,6 +17,7 @@ from windowquant.calibrate.states import before_rope
 from windowquant.calibrate.statistics import Statistics, load_statistics
 from windowquant.core.quantizer import Granularity, ZeroPoint, check_symmetric
 from windowquant.errors import UserError
+from windowquant.method import Status
 
 Smoothing = Literal["folded", "none"]
 Scales = Literal["dynamic", "static"]
@@ -50,6 +51,7 @@ class SmoothQuant(Uniform):
     statistics: str = "calibrated"
 
     name: ClassVar[str] = "smoothquant"
+    declared: ClassVar[Status] = "variant"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -97,6 +99,7 @@ class SmoothQuantStatic(SmoothQuant):
     scales: Scales = "static"
 
     name: ClassVar[str] = "smoothquant_static"
+    declared: ClassVar[Status] = "official"
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,7 @@ class SmoothQuantToken(SmoothQuant):
     smoothing: Smoothing = "none"
 
     name: ClassVar[str] = "smoothquant_token"
+    declared: ClassVar[Status] = "official"
 
 
 def smoothing_factors(activations: Tensor, weights: Tensor, migration: float) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from windowquant.core.packing import check_bits
-from windowquant.method import Method
+from windowquant.method import Method, Status
 from windowquant.models import Prompt
 
 
@@ -18,6 +18,7 @@ class Uniform(Method):
     bits_per_code: int = 4
 
     name: ClassVar[str] = "uniform"
+    declared: ClassVar[Status] = "control"
 
     def __post_init__(self) -> None:
         super().__post_init__()

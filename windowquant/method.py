@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -16,7 +16,11 @@ from windowquant.core.quantizer import Granularity, ZeroPoint
 from windowquant.errors import UserError
 from windowquant.models import Embeddings, Prompt
 
-__all__ = ["Bound", "Method", "get_method", "method_names"]
+__all__ = ["Bound", "Method", "Status", "get_method", "method_names"]
+
+Status = Literal["paper", "official", "variant", "control"]
+"""What a row of a table is: the paper's own method, a published method as its authors run it (the class names what
+deviates), a published idea where the publication leaves open what becomes of a KV cache, or a control."""
 
 _METHODS: dict[str, type["Method"]] = {}
 
@@ -47,6 +51,7 @@ class Method:
     backend: str | None = None
 
     name: ClassVar[str] = ""
+    declared: ClassVar[Status] = "variant"
     drops_visual: ClassVar[bool] = False
     """Whether K and V of visual tokens are discarded once they are prefilled."""
 
@@ -61,6 +66,11 @@ class Method:
         self._check("granularity", get_args(Granularity))
         self._check("zero_point", get_args(ZeroPoint))
         self._check("kv_dtype", KV_DTYPES)
+
+    @property
+    def status(self) -> Status:
+        """What tables call this method, with these hyper-parameters."""
+        return self.declared
 
     def _check(self, field: str, known: tuple[str, ...]) -> None:
         if getattr(self, field) not in known:

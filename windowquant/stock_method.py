@@ -4,7 +4,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from transformers import Cache, PreTrainedModel
 from windowquant.bound import Bound
 from windowquant.cache.stock import StockQuantizedCache
 from windowquant.errors import UserError
-from windowquant.method import Method
+from windowquant.method import Method, Status
 from windowquant.models import Prompt
 
 
@@ -56,6 +56,8 @@ class StockQuantized(StockMethod):
     Keys are quantized after RoPE, text as well as the video, and the forward pass that brings them sees them exact.
     Raises UserError if an option of windows is set, for there are none, and on binding if the back end is missing.
     """
+
+    declared: ClassVar[Status] = "official"
 
     def __post_init__(self) -> None:
         super().__post_init__()

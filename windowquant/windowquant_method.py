@@ -17,7 +17,7 @@ from windowquant.core.search import PAPER_WIDTHS, majority_vote, search_plan, sh
 from windowquant.core.similarity import Metric, Scaling, window_scores
 from windowquant.core.thresholds import check_alpha
 from windowquant.errors import UserError
-from windowquant.method import Method
+from windowquant.method import Method, Status
 from windowquant.models import Embeddings, Prompt
 
 Search = Literal["window", "random", "token"]
@@ -58,6 +58,7 @@ class WindowQuant(Method):
     v_widths: tuple[int, ...] | None = None
 
     name: ClassVar[str] = "windowquant"
+    declared: ClassVar[Status] = "paper"
 
     def __post_init__(self) -> None:
         super().__post_init__()

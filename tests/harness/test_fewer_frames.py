@@ -45,3 +45,5 @@ def test_a_run_holds_the_bytes_that_it_may(make_settings: Make) -> None:
     per_token = whole.kv_breakdown["fp16_windows"] / 33
     assert fewer.kv_breakdown["fp16_windows"] == 9 * per_token
     assert fewer.kl is not None and fewer.kl > 0
+    assert fewer.kv_fp16 == whole.kv_fp16 > fewer.kv_predicted, "FP16 of the whole video"
+    assert fewer.kv_ratio == whole.kv_fp16 / fewer.kv_bytes > 1

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.records import make_record
-from windowquant.report.pareto import frontier, pareto_figures
+from windowquant.report.frontier import frontier
+from windowquant.report.pareto import pareto_figures
 from windowquant.report.rows import build_rows
 
 POINTS = st.lists(st.tuples(st.integers(0, 16), st.integers(0, 100)), max_size=12)

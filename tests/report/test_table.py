@@ -12,7 +12,7 @@ from tests.records import make_record
 from windowquant.errors import UserError
 from windowquant.report.figure import sweep_figure
 from windowquant.report.paper import FOLDER, paper_rows
-from windowquant.report.table import PAPER_BLOCK, Table, build, show, to_csv, to_markdown, write
+from windowquant.report.table import LEGEND, PAPER_BLOCK, Table, build, show, to_csv, to_markdown, write
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_the_csv_holds_every_measured_row(table: Table) -> None:
 def test_the_markdown_has_measured_and_printed_rows_apart(table: Table) -> None:
     text = to_markdown(table)
     measured, printed = text.split(f"## {PAPER_BLOCK}")
-    assert "| random_plan (alpha=2, window_size=32) x5 | 72.0 ± 1.6 |" in measured
+    assert "| random_plan (alpha=2, window_size=32) x5 | control | 72.0 ± 1.6 |" in measured
     assert "WindowQuant" not in measured
     assert "| LLaVA-OneVision-Qwen2+WindowQuant | 7B | SigLIP | 78.9 |" in printed
     assert "stand-in" in measured.splitlines()[0]
@@ -77,7 +77,8 @@ def test_the_markdown_has_measured_and_printed_rows_apart(table: Table) -> None:
 
 
 def test_notes_tell_blindness_errors_and_spread(table: Table) -> None:
-    blind, spread, errors = table.notes
+    *legend, blind, spread, errors = table.notes
+    assert legend == list(LEGEND)
     assert blind.startswith(
         "Blind: on nextqa under protocol context, tiny loses nothing when the visual cache is dropped"
     )
@@ -85,11 +86,33 @@ def test_notes_tell_blindness_errors_and_spread(table: Table) -> None:
     assert errors.startswith("Errors: 1 documents of nextqa with rtn_int2 had unreadable videos")
 
 
+def test_every_view_has_status_and_the_columns_of_equal_memory() -> None:
+    sizes = {"fp16": (80.0, 1000.0), "kivi": (79.0, 250.0), "skvq": (70.0, 300.0), "windowquant": (80.0, 400.0)}
+    records = [
+        make_record(method=name, accuracy=accuracy, kv_bytes=held, kv_ratio=1000 / held)
+        for name, (accuracy, held) in sizes.items()
+    ]
+    table = build("Table 1", [(record, Path(f"runs/{record.method}.json")) for record in records])
+    found = {row["method"]: (row["status"], row["cache_bits"], row["unbeaten"]) for row in table.rows}
+    assert found == {
+        "fp16": ("control", 16.0, False),
+        "kivi": ("official", 4.0, True),
+        "skvq": ("official", 4.8, False),
+        "windowquant": ("paper", 6.4, True),
+    }
+    (line,) = [line for line in to_markdown(table).splitlines() if line.startswith("| kivi")]
+    assert line.split(" | ")[1] == "official" and line.split(" | ")[9:] == ["4.00", "250", "4.00", "yes", "20 |"]
+    (row,) = [row for row in csv.DictReader(io.StringIO(to_csv(table))) if row["method"] == "kivi"]
+    assert (row["status"], row["cache_bits"], row["unbeaten"]) == ("official", "4.0", "True")
+
+
 def test_the_terminal_shows_the_same(table: Table) -> None:
     stream = io.StringIO()
     show(table, Console(file=stream, width=200))
     text = stream.getvalue()
-    assert all(name in text for name in ("fp16", "random_plan", "no_video", PAPER_BLOCK, "Video-LLaVA", table.notes[0]))
+    assert all(
+        name in text for name in ("fp16", "random_plan", "no_video", PAPER_BLOCK, "Video-LLaVA", table.notes[-1])
+    )
 
 
 def test_an_empty_table_is_still_a_table() -> None:

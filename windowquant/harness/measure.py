@@ -34,16 +34,17 @@ def bytes_per_token(config: Any) -> int:
     return 4 * text.num_hidden_layers * heads * channels
 
 
-def measure(replies: Sequence[Reply], token_bytes: int) -> dict[str, Any]:
+def measure(replies: Sequence[Reply], token_bytes: int, whole_fp16: float | None = None) -> dict[str, Any]:
     """The measured fields of a record: sizes are means per request, times and alphas medians and quartiles over
     requests (of decoding: over tokens).
 
     Args:
         token_bytes: what a token's K and V take in 16 bits, see `bytes_per_token`. The last answer token is never run,
             so it is in no cache.
+        whole_fp16: bytes a request of FP16 on the whole videos, where the method was shown less of them.
     """
     held = mean(reply.kv.total for reply in replies)
-    fp16 = token_bytes * mean(reply.prompt_tokens + len(reply.tokens) - 1 for reply in replies)
+    fp16 = whole_fp16 or token_bytes * mean(reply.prompt_tokens + len(reply.tokens) - 1 for reply in replies)
     alphas = [reply.plan.alpha for reply in replies if reply.plan is not None and reply.plan.alpha is not None]
     steps = [seconds for reply in replies for seconds in reply.decode_s]
     return {

@@ -11,7 +11,7 @@ from windowquant.harness.files import write_json, write_text
 from windowquant.harness.machine import package_versions
 from windowquant.harness.settings import RunSettings, digest
 
-SCHEMA = 2
+SCHEMA = 3
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,8 @@ class RunRecord:
     the mean over FP16's answer tokens of KL(FP16 || method), `kl_se` its standard error; both and `agreement` (percent)
     are None where no reference exists. `alpha` is what the requests' plans were made with (chosen for each of them if
     the method has a target of bits), None for a method without thresholds. `vision_s` is the vision tower's time for a
-    video, `prefill_s` is without it.
+    video, `prefill_s` is without it. `kv_fp16` is what the same tokens take in 16 bits; for a method that is shown
+    fewer frames, what FP16 takes for all of them.
     """
 
     schema: int

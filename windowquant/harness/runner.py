@@ -93,7 +93,7 @@ def _run(cell: Cell, progress: Progress | None) -> RunRecord:
         **_scores(scores),
         errors=[{"doc_id": doc, "reason": reason} for doc, reason in sorted(collector.errors.items())],
         **fidelity(collector.divergences),
-        **measure(list(collector.replies.values()), bytes_per_token(loaded.model.config)),
+        **measure(list(collector.replies.values()), bytes_per_token(loaded.model.config), _whole_fp16(cell)),
         vision_s=spread(list(collector.vision_s.values())),
         peak_memory=peak.read(),
         machine=machine.describe(settings.torch_device),
@@ -112,6 +112,13 @@ def _reference(cell: Cell, progress: Progress | None) -> Reference:
     if not (reference.path.is_file() and reference.reference_path.is_file()):
         _run(reference, progress)
     return Reference(reference.reference_path)
+
+
+def _whole_fp16(cell: Cell) -> float | None:
+    """Bytes a request that FP16 takes for the whole videos, if this method is shown fewer frames of them."""
+    frames = cell.settings.model.frames
+    reference = None if cell.method.frames(frames) == frames else Cell(cell.settings.reference()).read()
+    return None if reference is None else reference.kv_fp16
 
 
 def _evaluate(cell: Cell, task: CountedTask, loaded: Loaded, collector: Collector, progress: Progress | None) -> Scores:

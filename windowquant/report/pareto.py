@@ -9,21 +9,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from windowquant.harness.files import write_atomically
+from windowquant.report.frontier import frontier
 from windowquant.report.label import label
 
 LEAST_METHODS = 3
 SHAPES = "osD^vP*X<>"
-
-
-def frontier(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows that no other one beats: none is at least as accurate with at most as many bits, and better in one of
-    the two. By ascending bits; rows without bits are left out."""
-    known = sorted((r for r in rows if r["avg_bits"] is not None), key=lambda r: (r["avg_bits"], -r["accuracy"]))
-    best: list[dict[str, Any]] = []
-    for row in known:
-        if not best or row["accuracy"] > best[-1]["accuracy"]:
-            best.append(row)
-    return best
 
 
 def pareto_figures(title: str, rows: Sequence[dict[str, Any]], folder: Path, name: str) -> list[Path]:

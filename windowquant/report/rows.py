@@ -7,6 +7,8 @@ from typing import Any
 
 from windowquant.harness.record import RunRecord
 from windowquant.harness.settings import digest
+from windowquant.method import get_method
+from windowquant.report.frontier import frontier
 from windowquant.report.paired import mark_paired
 
 AVERAGED = (
@@ -22,7 +24,11 @@ def build_rows(sources: Iterable[Source]) -> list[dict[str, Any]]:
 
     Accuracies are in percent, bytes per request, KL in nats. A row of several `runs` holds means over them, the mean
     of their intervals' bounds (the documents are the same, so more seeds do not narrow it), and as `accuracy_sd` and
-    `kl_sd` the standard deviations between them. `blind`: see `mark_blind`; `p_fp16`: see `paired.mark_paired`.
+    `kl_sd` the standard deviations between them. `status`: see `windowquant.method.Status`. `cache_bits`: what the whole
+    cache holds per element of K and V of all its tokens (room to grow included), where FP16 has 16; `avg_bits` is of
+    the visual tokens alone. `unbeaten`: see `mark_unbeaten`; `blind`: `mark_blind`; `p_fp16`: `paired.mark_paired`.
+
+    Raises UserError for a record of a method, or of a hyper-parameter, that is not known.
     """
     groups: dict[str, list[Source]] = {}
     for record, path in sources:
@@ -30,6 +36,7 @@ def build_rows(sources: Iterable[Source]) -> list[dict[str, Any]]:
         key = digest([record.model, record.task, record.protocol, record.method, params])
         groups.setdefault(key, []).append((record, path))
     rows = [_row(sorted(group, key=lambda source: source[0].seed)) for group in groups.values()]
+    mark_unbeaten(rows)
     mark_blind(rows)
     mark_paired(rows)
     return rows
@@ -53,6 +60,9 @@ def _row(group: Sequence[Source]) -> dict[str, Any]:
         "kv_bytes": means["kv_bytes"],
         "tokens_per_s": means["tokens_per_s"],
         "record": group[0][1].as_posix(),
+        "status": get_method(first.method, **first.params).status,
+        "cache_bits": 16 * mean(record.kv_bytes / record.kv_fp16 for record in records),
+        "unbeaten": False,
         **{name: means[name] for name in ("strict_accuracy", "kl_se", "kv_predicted", "kv_fp16", "kv_ratio")},
         "unparsable": sum(record.unparsable for record in records),
         "empty": sum(record.empty for record in records),
@@ -64,6 +74,18 @@ def _row(group: Sequence[Source]) -> dict[str, Any]:
         "records": [path.as_posix() for _, path in group],
         "blind": None,
     }
+
+
+def mark_unbeaten(rows: Sequence[dict[str, Any]]) -> None:
+    """Set `unbeaten` on each row than which no other one of its model, task and protocol is better at equal memory: as
+    accurate with fewer KV bytes, or more accurate with as many at most."""
+    settings: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        settings.setdefault(_setting(row), []).append(row)
+    for group in settings.values():
+        best = {(row["kv_bytes"], row["accuracy"]) for row in frontier(group, "kv_bytes")}
+        for row in group:
+            row["unbeaten"] = (row["kv_bytes"], row["accuracy"]) in best
 
 
 def mark_blind(rows: Sequence[dict[str, Any]]) -> None:

@@ -15,12 +15,20 @@ from windowquant.harness.files import write_json, write_text
 from windowquant.report.label import label
 from windowquant.report.rows import Source, build_rows
 
-WIDTH = 165
+WIDTH = 185
 STAND_IN = "stand-in models on generated videos, not the paper's numbers"
+LEGEND = (
+    "status: paper, the method of the paper; official, a published method as its authors run it, with the deviations "
+    "its class names; variant, a published idea applied where the publication leaves open what becomes of a KV cache; "
+    "control.",
+    "At equal memory: bits are held per element of the visual K and V, scales and offsets included; cache bits, per "
+    "element of all tokens' K and V, room to grow included; unbeaten rows score at least as high as every other row "
+    "with at most as many KV bytes (which may be chance: see the intervals).",
+)
 PAPER_BLOCK = "The paper's own rows (7B models on the real benchmarks; copied, not measured here)"
 COLUMNS = (
-    "method", "accuracy %", "95 % interval", "strict %", "p", "KL to FP16", "same top-1 %", "bits", "KV bytes",
-    "KV ratio", "tokens/s",
+    "method", "status", "accuracy %", "95 % interval", "strict %", "p", "KL to FP16", "same top-1 %", "bits",
+    "cache bits", "KV bytes", "KV ratio", "unbeaten", "tokens/s",
 )  # fmt: skip
 
 
@@ -52,7 +60,7 @@ def build(title: str, sources: Iterable[Source], paper: Sequence[dict[str, Any]]
 
 
 def _notes(rows: Sequence[dict[str, Any]]) -> list[str]:
-    notes = []
+    notes = list(LEGEND) if rows else []
     if any(row["p_fp16"] is not None for row in rows):
         notes.append(
             "p: two-sided, that the method scores as FP16 does on the same documents (McNemar's exact test; sign flips "
@@ -142,6 +150,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
     kl = _number(row["kl"], ".2g") + (f" ± {row['kl_se']:.1g}" if row["kl_se"] else "")
     return [
         f"{label(row)}{runs}",
+        row["status"],
         f"{row['accuracy']:.1f}{spread}",
         f"{low:.1f} to {high:.1f}",
         f"{row['strict_accuracy']:.1f}",
@@ -149,8 +158,10 @@ def _cells(row: dict[str, Any]) -> list[str]:
         kl,
         _number(row["agreement"], ".1f"),
         _number(row["avg_bits"], ".2f"),
+        _number(row["cache_bits"], ".2f"),
         f"{row['kv_bytes']:,.0f}",
         f"{row['kv_ratio']:.2f}",
+        "yes" if row["unbeaten"] else "",
         _number(row["tokens_per_s"], ".0f"),
     ]
 

@@ -24,9 +24,9 @@ def build_rows(sources: Iterable[Source]) -> list[dict[str, Any]]:
 
     Accuracies are in percent, bytes per request, KL in nats. A row of several `runs` holds means over them, the mean
     of their intervals' bounds (the documents are the same, so more seeds do not narrow it), and as `accuracy_sd` and
-    `kl_sd` the standard deviations between them. `status`: see `windowquant.method.Status`. `cache_bits`: what the whole
-    cache holds per element of K and V of all its tokens (room to grow included), where FP16 has 16; `avg_bits` is of
-    the visual tokens alone. `unbeaten`: see `mark_unbeaten`; `blind`: `mark_blind`; `p_fp16`: `paired.mark_paired`.
+    `kl_sd` the standard deviations between them. `status`: see `windowquant.method.Status`. `cache_bits`: what the
+    whole cache holds per element of K and V of all its tokens (room to grow included), where FP16 has 16; `avg_bits` is
+    of the visual tokens alone. `unbeaten`: see `mark_unbeaten`; `blind`: `mark_blind`; `p_fp16`: `paired.mark_paired`.
 
     Raises UserError for a record of a method, or of a hyper-parameter, that is not known.
     """

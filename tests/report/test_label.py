@@ -17,6 +17,11 @@ from windowquant.report.label import label
         ("uniform", {"bits_per_code": 1, "granularity": "window_channel"}, "uniform (1 bit per window and channel)"),
         ("uniform_int2", {"bits_per_code": 2, "granularity": "window_channel"}, "uniform_int2"),
         ("kivi", {"k_bits": 2, "v_bits": 2, "group": 32}, "kivi (K2 V2, groups of 32)"),
+        (
+            "skvq",
+            {"k_bits": 2.0, "v_bits": 1.5, "group": 16, "clips": "searched"},
+            "skvq (K2 V1.5, groups of 16, clips searched)",
+        ),
         ("hf_hqq", {"nbits": 4}, "hf_hqq (4 bit)"),
         ("token_level", {"importance": "attention"}, "token_level (by attention)"),
     ],

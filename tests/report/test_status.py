@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
-import yaml
+from omegaconf import OmegaConf
 
+from tests.records import make_record
 from windowquant.errors import UserError
 from windowquant.method import get_method
 from windowquant.report.rows import build_rows
 
-from ..records import make_record
 
 CONTROLS = {"dynamic", "fp16", "fewer_frames", "no_video", "random_plan", "uniform", "uniform_int2", "uniform_int4"}
 OFFICIAL = {"kivi", "skvq", "hf_quanto", "hf_hqq", "hf_fp8", "smoothquant_static", "smoothquant_token"}
@@ -18,7 +18,8 @@ FILES = sorted((Path(__file__).parents[2] / "conf" / "method").glob("*.yaml"))
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_configured_method_has_the_status_that_the_documentation_gives_it(path: Path) -> None:
-    params = {k: v for k, v in yaml.safe_load(path.read_text()).items() if "${" not in str(v)}
+    values = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    params = {name: value for name, value in values.items() if "${" not in str(value)}
     status = get_method(**params).status
     pages = (Path(__file__).parents[2] / "docs" / "methods.md").read_text().splitlines()
     (line,) = [line for line in pages if line.startswith("|") and f"`{path.stem}`" in line.split("|")[1]]

@@ -20,7 +20,8 @@ def _details(method: str, params: Mapping[str, Any]) -> list[str]:
         static = ["static scales"] if params.get("scales") == "static" else []
         return [f"{params['bits_per_code']} bit {kind}per {params['granularity'].replace('_', ' and ')}", *static]
     if "k_bits" in params:
-        return [f"K{params['k_bits']:g} V{params['v_bits']:g}", f"groups of {params['group']}"]
+        searched = ["clips searched"] if params.get("clips") == "searched" else []
+        return [f"K{params['k_bits']:g} V{params['v_bits']:g}", f"groups of {params['group']}", *searched]
     if "nbits" in params:
         return [f"{params['nbits']} bit"]
     return [f"by {params['importance']}"] if "importance" in params else []

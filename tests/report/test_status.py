@@ -10,7 +10,6 @@ from windowquant.errors import UserError
 from windowquant.method import get_method
 from windowquant.report.rows import build_rows
 
-
 CONTROLS = {"dynamic", "fp16", "fewer_frames", "no_video", "random_plan", "uniform", "uniform_int2", "uniform_int4"}
 OFFICIAL = {"kivi", "skvq", "hf_quanto", "hf_hqq", "hf_fp8", "smoothquant_static", "smoothquant_token"}
 FILES = sorted((Path(__file__).parents[2] / "conf" / "method").glob("*.yaml"))

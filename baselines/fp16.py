@@ -6,12 +6,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from windowquant.method import Method, Status
+from windowquant.method import Status
 from windowquant.models import Prompt
+from windowquant.window_method import WindowMethod
 
 
 @dataclass(frozen=True)
-class FP16(Method):
+class FP16(WindowMethod):
     """Every window stays in 16 bit. With kv_dtype="model" it computes exactly what transformers' own cache does."""
 
     name: ClassVar[str] = "fp16"

@@ -6,12 +6,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from windowquant.method import Method, Status
+from windowquant.method import Status
 from windowquant.models import Prompt
+from windowquant.window_method import WindowMethod
 
 
 @dataclass(frozen=True)
-class NoVideo(Method):
+class NoVideo(WindowMethod):
     """K and V of every visual token are discarded after prefill; all other tokens keep their positions."""
 
     name: ClassVar[str] = "no_video"

@@ -1,6 +1,6 @@
 """SKVQ (https://arxiv.org/abs/2405.06219): channels grouped by range, clipped codes per token, a window in 16 bit."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, get_args
 
 import numpy as np
@@ -76,6 +76,9 @@ class Skvq(StreamingMethod):
     @property
     def status(self) -> Status:
         return "variant" if self.clips == "searched" else self.declared
+
+    def stored(self) -> str:
+        return replace(self, statistics="calibrated").described()
 
     @property
     def before_rope(self) -> bool:

@@ -18,6 +18,7 @@ from windowquant.calibrate.statistics import Statistics, load_statistics
 from windowquant.core.quantizer import Granularity, ZeroPoint, check_symmetric
 from windowquant.errors import UserError
 from windowquant.method import Status
+from windowquant.window_bound import WindowBound
 
 Smoothing = Literal["folded", "none"]
 Scales = Literal["dynamic", "static"]
@@ -66,6 +67,9 @@ class SmoothQuant(Uniform):
                 "scales is static, which gives each layer one scale for K and one for V; set zero_point to symmetric "
                 "and granularity to tensor, or scales to dynamic."
             )
+
+    def stored(self) -> str:
+        return replace(self, backend=None, statistics="calibrated").described()
 
     @property
     def needs_statistics(self) -> bool:
@@ -150,7 +154,7 @@ def _over_pairs(x: Tensor) -> Tensor:
     return x.unflatten(-1, (2, -1)).amax(-2, keepdim=True).expand(-1, 2, -1).flatten(-2)
 
 
-class SmoothedBound(Bound):
+class SmoothedBound(WindowBound):
     """SmoothQuant at work on a model."""
 
     method: SmoothQuant
@@ -184,8 +188,8 @@ class SmoothedBound(Bound):
     @cached_property
     def origin(self) -> CacheOrigin:
         """As `Bound.origin`, and the statistics: a stored cache is divided by their factors."""
-        method = replace(self.method, backend=None, statistics="calibrated").described()
-        return replace(super().origin, method=f"{method} by {self._calibration}")
+        origin = super().origin
+        return replace(origin, method=f"{origin.method} by {self._calibration}")
 
     def _install(self, undo: ExitStack) -> None:
         super()._install(undo)

@@ -24,9 +24,10 @@ from windowquant.core.quantizer import Granularity, ZeroPoint
 from windowquant.core.search import majority_vote
 from windowquant.core.similarity import window_scores
 from windowquant.errors import UserError
-from windowquant.method import Method
 from windowquant.models import Embeddings, Prompt
 from windowquant.timing import synchronize
+from windowquant.window_bound import WindowBound
+from windowquant.window_method import WindowMethod
 
 Importance = Literal["attention", "similarity"]
 _WIDTHS = (16, 4, 2)
@@ -35,7 +36,7 @@ _watched: "WeakKeyDictionary[nn.Module, partial[None]]" = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
-class TokenLevel(Method):
+class TokenLevel(WindowMethod):
     """Variant: every visual token has bits of its own in each layer, by its importance; frozen after the prefill.
 
     importance: "attention" is what a token receives in its layer's prefill, summed over queries and heads (the query
@@ -132,7 +133,7 @@ class AttentionPlanner:
         return self._method._planned(torch.tensor(known)) if len(known) == len(self._rows) else None
 
 
-class AttendedBound(Bound):
+class AttendedBound(WindowBound):
     """Token-level precision by attention, at work on a model."""
 
     method: TokenLevel

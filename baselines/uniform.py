@@ -7,12 +7,13 @@ import torch
 from torch import Tensor
 
 from windowquant.core.packing import check_bits
-from windowquant.method import Method, Status
+from windowquant.method import Status
 from windowquant.models import Prompt
+from windowquant.window_method import WindowMethod
 
 
 @dataclass(frozen=True)
-class Uniform(Method):
+class Uniform(WindowMethod):
     """All windows at `bits_per_code` bits: 8, 4, 2 or 1. Set `granularity` for coarser groups, such as "token"."""
 
     bits_per_code: int = 4

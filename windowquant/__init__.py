@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from windowquant.errors import UserError
     from windowquant.method import Bound, Method, get_method, method_names
     from windowquant.protocols import Reply, Session, answer
+    from windowquant.window_method import WindowMethod
     from windowquant.windowquant_method import WindowQuant
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Reply",
     "Session",
     "UserError",
+    "WindowMethod",
     "WindowQuant",
     "answer",
     "get_method",
@@ -33,6 +35,7 @@ _HOME = {
     "Reply": "windowquant.protocols",
     "Session": "windowquant.protocols",
     "UserError": "windowquant.errors",
+    "WindowMethod": "windowquant.window_method",
     "WindowQuant": "windowquant.windowquant_method",
     "answer": "windowquant.protocols",
     "get_method": "windowquant.method",

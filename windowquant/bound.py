@@ -1,10 +1,8 @@
 """A method tied to a loaded model: installs what it needs on entering, removes all of it on leaving."""
 
 import os
-import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -15,20 +13,14 @@ from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
 from windowquant import attention, conversation
-from windowquant.cache.fingerprint import pixel_prints
 from windowquant.cache.origin import CacheOrigin
-from windowquant.cache.packed_cache import PackedCache, Planner
-from windowquant.cache.recipe import Recipe
-from windowquant.cache.request import CacheRequest
+from windowquant.cache.packed_cache import Planner
 from windowquant.cache.request_cache import RequestCache
 from windowquant.calibrate.origin import fingerprint, model_name
 from windowquant.compiled import check_not_compiled
 from windowquant.errors import UserError
-from windowquant.kernels import get_backend
 from windowquant.models import Prompt, adapter_for, cache_keyword
 from windowquant.models.features import VisualFeatures, take_features, visual_features
-from windowquant.online import pack_after_attention, watch_layers
-from windowquant.planning import RequestPlanner, kv_shape
 
 if TYPE_CHECKING:
     from windowquant.method import Method
@@ -65,15 +57,8 @@ class Bound:
         check_not_compiled(model, self.adapter.language_model(model))
         self.layers = int(self.text_config.num_hidden_layers)
         self.cache_keyword = cache_keyword(model)
-        self.sensitivity = method.sensitivity_of(model)
-        if self.sensitivity is not None and len(self.sensitivity) != self.layers:
-            raise UserError(
-                f"{len(self.sensitivity)} layer sensitivities are given, but the model has {self.layers} layers; give "
-                "one for each."
-            )
         self._undo: ExitStack | None = None
         self._device: torch.device = self.adapter.language_model(model).embed_tokens.weight.device
-        self._attend = get_backend(method.backend, self._device)
 
     @property
     def device(self) -> torch.device:
@@ -103,13 +88,7 @@ class Bound:
 
         The prompt it is used with must be this one. Raises UserError outside the with block or without `input_ids`.
         """
-        self._check_active()
-        prompt = self.adapter.prompt(self.model, inputs)
-        if prompt.visual_end == 0:
-            warnings.warn("The prompt holds no visual tokens, so nothing is quantized.", stacklevel=2)
-        kv = kv_shape(self.text_config)
-        planner = RequestPlanner(self.method, prompt, self.layers, self.sensitivity, self._embed_text, kv)
-        return self.cache_of(prompt, planner, pixel_prints(self.adapter, inputs))
+        raise NotImplementedError
 
     def encode(self, inputs: Mapping[str, Any]) -> Cache:
         """A cache that holds everything up to the prompt's last visual token, packed: prefilled here, not yet asked.
@@ -117,8 +96,10 @@ class Bound:
         `resume` goes on from it with this prompt's question or with others. WindowQuant searches its plan once, with
         the text of the prompt given here: a question asked later finds the windows that suit this text in 16 bit, so
         give the question that matters most, or a prompt without one if none does. Text between and before the images
-        or videos is prefilled in full precision and kept. Raises UserError for a prompt without any, or with nothing
-        after them.
+        or videos is prefilled in full precision and kept. A streaming method (KIVI, SKVQ) codes this text and the
+        questions as well; to come back to the end of the video, its cache holds what was exact there twice once it is
+        coded: as many tokens as the method keeps exact, at most. Raises UserError for a prompt without images or
+        videos, or with nothing after them.
         """
         return conversation.encode(self, inputs)
 
@@ -127,41 +108,38 @@ class Bound:
 
         inputs: processor outputs of a prompt that begins as the cached one does, at least up to the end of its last
         image or video: another question, or the conversation so far and its next turn. Pixels may be left out, and are
-        never run again. Of the cache, the longest common beginning of both prompts is kept; the rest, and the answers
-        generated so far, are forgotten (a turn that quotes them runs their tokens again, in one pass). Beams and
-        several answers are reduced to one row a prompt. Raises UserError if the prompt or the pixels are others.
+        never run again. Of the cache, the longest common beginning of both prompts is kept (by a streaming method, all
+        up to the end of the video); the rest, and the answers generated so far, are forgotten (a turn that quotes them
+        runs their tokens again, in one pass). Beams and several answers are reduced to one row a prompt. Raises
+        UserError if the prompt or the pixels are others, for a streaming method's cache that `encode` did not make, and
+        for transformers' own caches.
         """
         self._check_active()
         return conversation.resume(self, cache, inputs)
 
-    def load_cache(self, path: str | os.PathLike[str], inputs: Mapping[str, Any] | None = None) -> PackedCache:
-        """The cache that `PackedCache.save` wrote to `path`: it answers as the saved one would have, bit for bit.
+    def load_cache(self, path: str | os.PathLike[str], inputs: Mapping[str, Any] | None = None) -> RequestCache:
+        """The cache that `RequestCache.save` wrote to `path`: it answers as the saved one would have, bit for bit.
 
         With `inputs`, it is checked to be of their video (token ids up to its end, and pixels if given); `resume`
         checks the same later. Raises UserError, naming the file, if it is missing, damaged, written by a newer version,
-        or of another model, method or prompt.
+        of another model, method or prompt; also for a method whose caches are transformers' own.
         """
         from windowquant.cache.saved import read
 
         self._check_active()
         return read(self, path, inputs)
 
-    def cache_of(self, prompt: Prompt, planner: Planner, pixels: Mapping[str, str]) -> PackedCache:
-        """An empty cache for a prompt whose plan comes from `planner`."""
-        request = CacheRequest(prompt, self.recipe(), planner.row, self._attend, self._check_active)
-        return PackedCache(request, planner, self.layers, lambda: self.origin, pixels)
+    def cache_of(self, prompt: Prompt, planner: Planner, pixels: Mapping[str, str]) -> RequestCache:
+        """An empty cache for a prompt whose plan, if the method makes any, comes from `planner`."""
+        raise NotImplementedError
 
     @cached_property
     def origin(self) -> CacheOrigin:
         """What tells the bound model and method from others; see `CacheOrigin`."""
         structure, weights = fingerprint(self.model)
         dtype = self.adapter.language_model(self.model).embed_tokens.weight.dtype
-        method = replace(self.method, backend=None).described()
-        return CacheOrigin(model_name(self.model), structure, weights, str(dtype).removeprefix("torch."), method)
-
-    def recipe(self) -> Recipe:
-        """How caches made here store what their plans say."""
-        return self.method.recipe()
+        method, name = self.method.stored(), str(dtype).removeprefix("torch.")
+        return CacheOrigin(model_name(self.model), structure, weights, name, method)
 
     def visual_features(self, inputs: Mapping[str, Any]) -> VisualFeatures:
         """Visual tokens [M, C] of one request as they enter the language model; see `models.features`."""
@@ -173,10 +151,6 @@ class Bound:
                 "The method is not bound to the model now; make and use its caches inside "
                 "`with method.bind(model, processor) as bound:`."
             )
-
-    @torch.no_grad()
-    def _embed_text(self, ids: Tensor) -> Tensor:
-        return self.adapter.text_embeddings(self.model, ids)
 
     def _install(self, undo: ExitStack) -> None:
         for module in self.model.modules():
@@ -192,10 +166,6 @@ class Bound:
         hook(self.model, self._check_request)
         hook(self.model, self._place)
         hook(self.adapter.language_model(self.model), self._observe)
-        decoder = self.adapter.decoder_layers(self.model)
-        if self.sensitivity is None:
-            watch_layers(decoder, self._cache_in, undo)
-        pack_after_attention(decoder, self._cache_in, undo)
 
     def _cache_in(self, kwargs: Mapping[str, Any]) -> RequestCache | None:
         cache = kwargs.get(self.cache_keyword)

@@ -1,4 +1,4 @@
-"""Several questions about one packed video: encode it once, then go on from there."""
+"""Several questions about one stored video: encode it once, then go on from there."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import Cache
 
 from windowquant.cache.fingerprint import pixel_prints
-from windowquant.cache.packed_cache import PackedCache
+from windowquant.cache.request_cache import RequestCache
 from windowquant.errors import UserError
 from windowquant.models import Prompt
 from windowquant.models.prompt import require_ids
@@ -31,12 +31,14 @@ def encode(bound: "Bound", inputs: Mapping[str, Any]) -> Cache:
     if "attention_mask" in first:  # padding takes no positions, as in generate; M-RoPE models' are placed by `Bound`
         first["position_ids"] = (first["attention_mask"].long().cumsum(-1) - 1).clamp(min=0)
     bound.model(**first, **{bound.cache_keyword: cache}, use_cache=True, logits_to_keep=1)
+    if isinstance(cache, RequestCache):
+        cache.mark()
     return cache
 
 
 def resume(bound: "Bound", cache: Cache, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Take the cache back to what it has in common with another prompt; see `Bound.resume`."""
-    if not isinstance(cache, PackedCache):
+    if not isinstance(cache, RequestCache):
         raise UserError(f"A {type(cache).__name__} does not store the video apart, so it cannot be taken back to it.")
     ids, attended = require_ids(inputs)
     held = cache.request.prompt
@@ -45,19 +47,19 @@ def resume(bound: "Bound", cache: Cache, inputs: Mapping[str, Any]) -> dict[str,
     _check_same_video(bound, cache, inputs)
     prompt = _continued(bound, held, ids, attended)
     seen = min(cache.get_seq_length(layer) for layer in range(len(cache.layers)))
-    kept = min(_shared(held, prompt), seen, prompt.length - 1)
-    if kept < held.visual_end:
+    shared = min(_shared(held, prompt), seen, prompt.length - 1)
+    if shared < held.visual_end:
         raise UserError(
-            f"The prompt differs from the one in the cache at token {kept}, before the end of its video "
+            f"The prompt differs from the one in the cache at token {shared}, before the end of its video "
             f"({held.visual_end} tokens); encode this prompt on its own."
         )
-    cache.go_back(kept, prompt)
+    cache.go_back(cache.way_back(shared), prompt)
     given = {"input_ids": ids, "attention_mask": attended.long(), "position_ids": prompt.position_ids(0, prompt.length)}
     on_device = {key: value.to(bound.device) for key, value in given.items() if value is not None}
     return {**on_device, bound.cache_keyword: cache}
 
 
-def _check_same_video(bound: "Bound", cache: PackedCache, inputs: Mapping[str, Any]) -> None:
+def _check_same_video(bound: "Bound", cache: RequestCache, inputs: Mapping[str, Any]) -> None:
     prints = pixel_prints(bound.adapter, inputs)
     if any(cache.pixels.get(key, value) != value for key, value in prints.items()):
         raise UserError("The inputs hold other images or videos than the cache; encode them on their own.")

@@ -13,7 +13,7 @@ from windowquant.models import Embeddings, Prompt
 from windowquant.timing import synchronize
 
 if TYPE_CHECKING:
-    from windowquant.method import Method
+    from windowquant.window_method import WindowMethod
 
 
 def _take(x: Tensor, rows: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ class RequestPlanner:
 
     def __init__(
         self,
-        method: "Method",
+        method: "WindowMethod",
         prompt: Prompt,
         layers: int,
         sensitivity: tuple[float, ...] | None,

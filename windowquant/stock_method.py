@@ -1,20 +1,19 @@
 """Methods that use transformers' own caches: the model is left alone, and so are its attention and its dtype."""
 
+import os
 from abc import abstractmethod
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-import torch
-from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
 from windowquant.bound import Bound
+from windowquant.cache.request_cache import RequestCache
 from windowquant.cache.stock import StockQuantizedCache
 from windowquant.errors import UserError
 from windowquant.method import Method, Status
-from windowquant.models import Prompt
 
 
 @dataclass(frozen=True)
@@ -31,9 +30,6 @@ class StockMethod(Method):
     def bind(self, model: PreTrainedModel, processor: object = None) -> Bound:
         return StockBound(self, model, processor)
 
-    def bits(self, prompt: Prompt, scores: list[Tensor] | None, sensitivity: Tensor) -> Tensor:
-        return torch.zeros(len(sensitivity), 0)  # no windows
-
 
 class StockBound(Bound):
     """Installs nothing in the model and makes transformers' caches."""
@@ -48,27 +44,27 @@ class StockBound(Bound):
         self._check_active()
         return self.method.make_cache(self.text_config)
 
+    def load_cache(self, path: str | os.PathLike[str], inputs: Mapping[str, Any] | None = None) -> RequestCache:
+        """Raises UserError: there are no such files."""
+        raise UserError(
+            f"{self.method.name} makes transformers' own caches, which cannot be saved, so {path} cannot be loaded; "
+            "bind the method that saved it."
+        )
+
 
 @dataclass(frozen=True)
 class StockQuantized(StockMethod):
     """A back end of transformers' `QuantizedCache`, as its users know it. Official: nothing of it is changed.
 
     Keys are quantized after RoPE, text as well as the video, and the forward pass that brings them sees them exact.
-    Raises UserError if an option of windows is set, for there are none, and on binding if the back end is missing.
+    Raises UserError on binding if the back end is missing.
     """
 
     declared: ClassVar[Status] = "official"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for field in fields(Method):
-            if getattr(self, field.name) != field.default:
-                raise UserError(f"{self.name} has no {field.name}, for the cache is transformers' own; leave it out.")
-
     def options(self) -> dict[str, int]:
-        """What `QuantizedCache` is given: this class's own hyper-parameters."""
-        shared = {field.name for field in fields(Method)}
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in shared}
+        """What `QuantizedCache` is given: the hyper-parameters."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @property
     def backend_name(self) -> str:
@@ -87,6 +83,3 @@ class StockQuantized(StockMethod):
         bound = super().bind(model, processor)
         self.make_cache(bound.text_config)  # says now what is missing or does not fit
         return bound
-
-    def described(self) -> str:
-        return f"{self.name}({', '.join(f'{name}={value}' for name, value in self.options().items())})"

@@ -1,9 +1,10 @@
 """Methods that code every token, of text as of the video, as it ages: what they say, and their binding to a model."""
 
-import dataclasses
+import hashlib
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -11,6 +12,10 @@ from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
 from windowquant.bound import Bound
+from windowquant.cache.fingerprint import pixel_prints
+from windowquant.cache.origin import CacheOrigin
+from windowquant.cache.packed_cache import Planner
+from windowquant.cache.recipe import KV_DTYPES, storage_dtype
 from windowquant.cache.streaming.cache import StreamingCache
 from windowquant.cache.streaming.layer import StreamRequest, left_padding
 from windowquant.cache.streaming.rotation import Angles
@@ -31,14 +36,15 @@ class StreamingMethod(Method):
 
     The prefill (all columns up to the last visual one, or the whole prompt if it comes in one piece) is exact; then
     its tokens are coded as the method's rules say, and every later token as it ages. A subclass says `schemes`.
-    Raises UserError if an option of windows is set, for there are none.
+
+    kv_dtype: dtype of what is not coded, and of scales, as in `window_method.WindowMethod`.
     """
+
+    kv_dtype: str = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for field in dataclasses.fields(Method):
-            if field.name != "kv_dtype" and getattr(self, field.name) != field.default:
-                raise UserError(f"{self.name} has no {field.name}, for it cuts no windows; leave it out.")
+        self._check("kv_dtype", KV_DTYPES)
 
     @abstractmethod
     def schemes(self, model: PreTrainedModel, shape: KVShape) -> Schemes:
@@ -55,17 +61,11 @@ class StreamingMethod(Method):
     def bind(self, model: PreTrainedModel, processor: object = None) -> Bound:
         return StreamingBound(self, model, processor)
 
-    def bits(self, prompt: Prompt, scores: list[Tensor] | None, sensitivity: Tensor) -> Tensor:
-        return torch.zeros(len(sensitivity), 0)  # no windows
-
-    def described(self) -> str:
-        shared = {field.name for field in dataclasses.fields(Method)} - {"kv_dtype"}
-        names = [field.name for field in dataclasses.fields(self) if field.name not in shared]
-        return f"{self.name}({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
-
 
 class StreamingBound(Bound):
     """A streaming method at work on a model."""
+
+    method: StreamingMethod
 
     def __init__(self, method: StreamingMethod, model: PreTrainedModel, processor: object = None) -> None:
         super().__init__(method, model, processor)
@@ -75,10 +75,24 @@ class StreamingBound(Bound):
     def new_cache(self, inputs: Mapping[str, Any]) -> Cache:
         """An empty cache for these processor outputs; see `Bound.new_cache`. Padding must be on the left."""
         self._check_active()
-        prompt = self.adapter.prompt(self.model, inputs)
-        dtype = self.method.recipe().storage_dtype
+        return self._empty(self.adapter.prompt(self.model, inputs), pixel_prints(self.adapter, inputs))
+
+    def cache_of(self, prompt: Prompt, planner: Planner, pixels: Mapping[str, str]) -> StreamingCache:
+        """An empty cache for a prompt; there is nothing to plan."""
+        return self._empty(prompt, pixels)
+
+    def _empty(self, prompt: Prompt, pixels: Mapping[str, str]) -> StreamingCache:
+        dtype = partial(storage_dtype, self.method.kv_dtype)
         request = StreamRequest(prompt, left_padding(prompt), self._schemes, dtype, self._check_active, self._angles)
-        return StreamingCache(request, self.layers)
+        return StreamingCache(request, self.layers, lambda: self.origin, pixels)
+
+    @cached_property
+    def origin(self) -> CacheOrigin:
+        """As `Bound.origin`, and the codecs: what a calibration says of them is not in the hyper-parameters."""
+        origin, digest = super().origin, hashlib.sha256()
+        for scheme in (scheme for layer in range(self.layers) for scheme in self._schemes(layer)):
+            digest.update(scheme.codec.identity())
+        return replace(origin, method=f"{origin.method} with codes {digest.hexdigest()[:8]}")
 
     def _rotary_angles(self) -> Angles:
         """cos and sin as the model's own RoPE gives them. UserError for a RoPE that cannot be taken off."""

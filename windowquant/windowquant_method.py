@@ -17,14 +17,15 @@ from windowquant.core.search import PAPER_WIDTHS, majority_vote, search_plan, sh
 from windowquant.core.similarity import Metric, Scaling, window_scores
 from windowquant.core.thresholds import check_alpha
 from windowquant.errors import UserError
-from windowquant.method import Method, Status
+from windowquant.method import Status
 from windowquant.models import Embeddings, Prompt
+from windowquant.window_method import WindowMethod
 
 Search = Literal["window", "random", "token"]
 
 
 @dataclass(frozen=True)
-class WindowQuant(Method):
+class WindowQuant(WindowMethod):
     """The paper's method; defaults are the paper's, except that it does not say how scores are scaled.
 
     alpha: width of the INT4 band between the two thresholds (equations 10 and 11), finite and >= 0.

@@ -217,8 +217,8 @@ def test_a_constant_prompt_and_text_alone_are_no_trouble() -> None:
         ({"group": 0}, "multiple of group"),
         ({"k_bits": 3}, "cannot be packed"),
         ({"group": 2, "residual": 8, "v_bits": 2}, "whole bytes"),
-        ({"window_size": 8}, "cuts no windows"),
-        ({"granularity": "token"}, "cuts no windows"),
+        ({"window_size": 8}, "no hyper-parameter 'window_size'"),
+        ({"granularity": "token"}, "no hyper-parameter 'granularity'"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(params: dict, message: str) -> None:

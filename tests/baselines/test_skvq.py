@@ -291,7 +291,7 @@ def test_a_rotation_that_depends_on_the_length_is_refused(statistics: Path) -> N
         ({"window": 0}, "window is 0"),
         ({"sinks": -1}, "sinks is -1"),
         ({"fp8": 1}, "true or false"),
-        ({"window_size": 8}, "cuts no windows"),
+        ({"window_size": 8}, "no hyper-parameter 'window_size'"),
     ],
 )
 def test_options_out_of_range_are_refused(params: dict, message: str) -> None:

@@ -193,7 +193,7 @@ def test_a_group_that_does_not_fit_is_refused_in_one_sentence() -> None:
         answer(bound, video_inputs(), "context", 2)
     with pytest.raises(UserError, match="hf_quanto cannot be used here: .*nbits"):
         get_method("hf_quanto", nbits=3).bind(tiny_model())
-    with pytest.raises(UserError, match="hf_fp8 has no window_size"):
+    with pytest.raises(UserError, match="'hf_fp8' has no hyper-parameter 'window_size'; it has none"):
         get_method("hf_fp8", window_size=8)
 
 

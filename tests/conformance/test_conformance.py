@@ -126,20 +126,45 @@ def test_beams_follow_their_rows(case: Case, architecture: str, folder: Path) ->
         assert kv_bytes(cache).total == storage_bytes(cache)
 
 
+@every_architecture
 @every_method
-def test_saved_caches_answer_as_the_kept_ones(case: Case, folder: Path, tmp_path: Path) -> None:
-    """A cache that can be saved comes back bit for bit; the others say so by having no `save`."""
-    architecture = "llava_onevision"
+def test_encoded_asked_saved_and_asked_again(case: Case, architecture: str, folder: Path, tmp_path: Path) -> None:
+    """A question about an encoded video is answered as under `context`, whatever was asked before, and from a file.
+
+    Transformers' own caches cannot do this and say so.
+    """
     model, _ = loaded(architecture)
-    inputs = asked(architecture)
+    path, inputs = tmp_path / "video.safetensors", asked(architecture)
+    other = video_inputs(architecture, loaded(architecture)[1], question="and why is it that nobody goes there?")
     with case.method(architecture, folder).bind(model) as bound:
-        session = Session(bound, inputs, "context")
-        if not hasattr(session.cache, "save"):
+        cache = bound.encode(inputs)
+        if not isinstance(cache, RequestCache):
+            refuses_to_be_kept(bound, cache, inputs, path)
             return
-        session.cache.save(tmp_path / "cache.safetensors")
-        want = session.logits([5, 6, 7, 8])
-        session.cache = bound.load_cache(tmp_path / "cache.safetensors", inputs)
-        assert torch.equal(session.logits([5, 6, 7, 8]), want)
+        generate(model, bound.resume(cache, other), max_new_tokens=20)
+        cache.save(path)
+        copy = bound.load_cache(path, inputs)
+        for question in (inputs, other):
+            want, have = (generate(model, bound.resume(c, question), max_new_tokens=20) for c in (cache, copy))
+            assert kv_bytes(cache).total == storage_bytes(cache) and kv_bytes(copy).total == storage_bytes(copy)
+            if question is other:
+                continue  # its own text would be planned otherwise
+            tokens = have.sequences[0, question["input_ids"].shape[1] :].tolist()
+            assert tokens == answer(bound, question, "context", 20)[0].tokens
+            assert torch.equal(have.sequences, want.sequences)
+            assert all(torch.equal(a, b) for a, b in zip(have.logits, want.logits, strict=True))
+
+
+def refuses_to_be_kept(bound: Bound, cache: Any, inputs: dict[str, Any], path: Path) -> None:
+    """Transformers' own caches: neither taken back nor loaded, and (where the class is ours) not saved."""
+    with pytest.raises(UserError, match="does not store the video apart"):
+        bound.resume(cache, inputs)
+    with pytest.raises(UserError, match="makes transformers' own caches, which cannot be saved, .*video.safetensors"):
+        bound.load_cache(path)
+    if isinstance(cache, StockQuantizedCache):
+        with pytest.raises(UserError, match="back end of transformers' QuantizedCache cannot be saved"):
+            cache.save(path)
+    assert not path.exists()
 
 
 @every_method

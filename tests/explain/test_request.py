@@ -27,7 +27,8 @@ def explained(
     shown = [np.full((16, 16, 3), 5 * i, np.uint8) for i in range(frames)] if pictures else None
     if name == "windowquant":
         params = {"sensitivity": SENSITIVITY, **params}
-    with get_method(name, **{"window_size": S, **params}).bind(tiny_model()) as bound:
+    windows = {} if name == "dynamic" else {"window_size": S}
+    with get_method(name, **{**windows, **params}).bind(tiny_model()) as bound:
         return explain(bound, video_inputs(frames), shown, max_new_tokens=new)
 
 

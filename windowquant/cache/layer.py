@@ -84,15 +84,6 @@ class PackedCacheLayer(RequestLayer):
         self.keys, self.values = key_states, value_states
         return key_states, value_states
 
-    def _match_rows(self, rows: int, held: int) -> None:
-        if rows % held:
-            raise UserError(
-                f"The cache holds {held} rows (beams, or several answers) and is used with {rows}; take it back to one "
-                "row a prompt with resume(cache, inputs)."
-            )
-        if rows > held:
-            self.batch_repeat_interleave(rows // held)
-
     @torch.no_grad()
     def pack_if_ready(self) -> None:
         """Pack, and let go of the full-precision copy, once the visual tokens are in and the plan is known."""

@@ -1,6 +1,5 @@
 """The cache of one request, behind transformers' `Cache` interface."""
 
-import os
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -64,11 +63,7 @@ class RequestStats:
 
 
 class PackedCache(RequestCache):
-    """Mixed-precision KV cache of one request or batch of requests, made by `Bound.new_cache` or `Bound.encode`.
-
-    It serves one video (or set of images): `Bound.resume` takes it back to another question about them, and `save`
-    keeps it for another day.
-    """
+    """Mixed-precision KV cache of one request or batch of requests, whose visual tokens are packed by a plan."""
 
     layers: list[PackedCacheLayer]
 
@@ -80,7 +75,7 @@ class PackedCache(RequestCache):
         origin: Callable[[], CacheOrigin],
         pixels: Mapping[str, str],
     ) -> None:
-        """origin: tells model and method, when the cache is written. pixels: prints of what the prompt shows."""
+        """origin, pixels: see `RequestCache`."""
         super().__init__(layers=[PackedCacheLayer(index, request) for index in range(layers)])
         self.request = request
         self.planner = planner
@@ -90,27 +85,19 @@ class PackedCache(RequestCache):
     def observe(self, embeds: Tensor) -> None:
         self.planner.observe(embeds)
 
-    def go_back(self, columns: int, prompt: Prompt) -> None:
-        """Keep the first `columns` columns, one row a prompt, and expect `prompt` to go on from there.
+    def rows_per_layer(self) -> list[tuple[int, ...] | None]:
+        return [self.request.bits(layer) for layer in range(len(self.layers))]
 
-        `prompt` must be the same up to there. What precedes the video's end cannot be taken back (UserError).
-        """
+    def way_back(self, columns: int) -> int:
+        return columns  # what follows the video is kept in 16 bit, in order
+
+    def go_back(self, columns: int, prompt: Prompt) -> None:
         times = self.layers[0].state().stored.kept.k.shape[0] // prompt.batch
         if times > 1:  # beams and several answers of a prompt differ after its end only
             self.batch_select_indices(torch.arange(prompt.batch) * times)
         for layer in self.layers:  # a pass that was interrupted leaves some layers ahead of others
             layer.crop(columns - layer.get_seq_length())
         self.request.prompt = prompt
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the packed cache to one safetensors file, for `Bound.load_cache`; it appears whole or not at all.
-
-        It holds codes, scales and offsets, 16-bit tokens (those after the video, too), the plan, and what tells its
-        model, method, prompt and video from others. Raises UserError before the cache is packed.
-        """
-        from windowquant.cache.saved import write
-
-        write(self, path)
 
     def nbytes(self) -> KVBytes:
         """Bytes held now, by kind; the sum equals the bytes of the storages."""
@@ -122,7 +109,6 @@ class PackedCache(RequestCache):
 
     @property
     def packed(self) -> bool:
-        """Whether every layer is packed."""
         return all(layer.stored is not None for layer in self.layers)
 
     @property

@@ -9,6 +9,11 @@ from windowquant.core.quantizer import Granularity, ZeroPoint
 KV_DTYPES = ("auto", "model")
 
 
+def storage_dtype(kv_dtype: str, model_dtype: torch.dtype) -> torch.dtype:
+    """Dtype of unquantized K and V and of scales: "auto" turns a wider model dtype into float16, "model" keeps it."""
+    return torch.float16 if kv_dtype == "auto" and model_dtype.itemsize > 2 else model_dtype
+
+
 @dataclass(frozen=True)
 class Recipe:
     """Storage options, the same for every layer of a cache.
@@ -40,5 +45,5 @@ class Recipe:
         return self.peaks[layer] if self.peaks else (None, None)
 
     def storage_dtype(self, model_dtype: torch.dtype) -> torch.dtype:
-        """Dtype of unquantized K and V and of scales: "auto" turns a wider model dtype into float16."""
-        return torch.float16 if self.kv_dtype == "auto" and model_dtype.itemsize > 2 else model_dtype
+        """Dtype of unquantized K and V and of scales."""
+        return storage_dtype(self.kv_dtype, model_dtype)

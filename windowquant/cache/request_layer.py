@@ -17,6 +17,16 @@ class RequestLayer(CacheLayerMixin):
         """Rows held now; UserError before the prompt is complete."""
         raise NotImplementedError
 
+    def _match_rows(self, rows: int, held: int) -> None:
+        """Before an update of `rows` rows where `held` are held: repeat these in place; UserError if that won't do."""
+        if rows % held:
+            raise UserError(
+                f"The cache holds {held} rows (beams, or several answers) and is used with {rows}; take it back to one "
+                "row a prompt with resume(cache, inputs)."
+            )
+        if rows > held:
+            self.batch_repeat_interleave(rows // held)
+
     def get_seq_length(self) -> int:
         """Columns seen so far, those that are no longer stored included."""
         return self._seen

@@ -1,8 +1,9 @@
-"""A packed cache in one safetensors file.
+"""A packed or streaming cache in one safetensors file.
 
 The header's entry "windowquant" is JSON: `format` (of this file), `version` (of the package), `origin` (model and
-method), `prompt_sha256` (of the token ids), `pixels` (prints of what the prompt shows), `plan`, `content` (the layers,
-with the names of their tensors) and `sha256` (of all of it and of the tensors).
+method), `prompt_sha256` (of the token ids), `pixels` (prints of what the prompt shows), `plan` (null for a method that
+makes none), `content` (the layers, with the names of their tensors) and `sha256` (of all of it and of the tensors).
+Format 1 knew packed caches only, and is read as well.
 """
 
 import hashlib
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from windowquant.cache.fingerprint import pixel_prints
 from windowquant.cache.origin import CacheOrigin
-from windowquant.cache.packed_cache import PackedCache
+from windowquant.cache.request_cache import RequestCache
 from windowquant.cache.tree import put_together, take_apart
 from windowquant.core.plan import BitPlan
 from windowquant.errors import UserError
@@ -31,7 +32,7 @@ from windowquant.models.prompt import require_ids
 if TYPE_CHECKING:
     from windowquant.bound import Bound
 
-FORMAT = 1
+FORMAT = 2
 _ENTRY = "windowquant"
 
 
@@ -60,28 +61,27 @@ class FixedPlan:
         return self.found
 
 
-def write(cache: PackedCache, path: str | os.PathLike[str]) -> None:
-    """Write a packed cache; see `PackedCache.save`."""
-    planner, request = cache.planner, cache.request
+def write(cache: RequestCache, path: str | os.PathLike[str]) -> None:
+    """Write a cache; see `RequestCache.save`."""
+    stats, prompt = cache.stats, cache.request.prompt
     content = {
         "layers": [layer.state() for layer in cache.layers],
-        "prompt": request.prompt,
-        "scores": planner.scores,
-        "rows": [request.bits(layer) for layer in range(len(cache.layers))],
+        "prompt": prompt,
+        "scores": stats.scores,
+        "rows": cache.rows_per_layer(),
     }
     tensors: dict[str, Tensor] = {}
     tree = {key: take_apart(value, key, tensors) for key, value in content.items()}
     on_cpu = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
-    plan = planner.plan()
     header: dict[str, Any] = {
         "format": FORMAT,
         "version": version("windowquant"),
         "origin": asdict(cache.origin()),
-        "prompt_sha256": hashlib.sha256(request.prompt.input_ids.numpy().tobytes()).hexdigest(),
+        "prompt_sha256": hashlib.sha256(prompt.input_ids.numpy().tobytes()).hexdigest(),
         "pixels": cache.pixels,
-        "plan": None if plan is None else asdict(plan),
-        "sensitivity": planner.sensitivity,
-        "search_s": planner.search_s,
+        "plan": None if stats.plan is None else asdict(stats.plan),
+        "sensitivity": stats.sensitivity,
+        "search_s": stats.search_s,
         "content": tree,
     }
     header = json.loads(json.dumps(header))
@@ -96,7 +96,7 @@ def write(cache: PackedCache, path: str | os.PathLike[str]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def read(bound: "Bound", path: str | os.PathLike[str], inputs: Mapping[str, Any] | None) -> PackedCache:
+def read(bound: "Bound", path: str | os.PathLike[str], inputs: Mapping[str, Any] | None) -> RequestCache:
     """Read what `write` wrote; see `Bound.load_cache`."""
     header, tensors = _open(path)
     _check_origin(CacheOrigin.from_json(header["origin"]), bound.origin, path)

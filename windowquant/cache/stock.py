@@ -1,5 +1,6 @@
 """Transformers' own quantized cache, which says what it holds."""
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -35,6 +36,13 @@ class StockQuantizedCache(QuantizedCache):
                 f"The {self._backend} back end cannot quantize K and V of shape {list(args[0].shape)} ({reason}); set "
                 "another q_group_size or axis."
             ) from error
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Raises UserError: transformers' back ends hold what has no form to be written in."""
+        raise UserError(
+            f"The {self._backend} back end of transformers' QuantizedCache cannot be saved; use a method with a cache "
+            "of windowquant's, such as kivi or rtn_int4."
+        )
 
     def nbytes(self) -> KVBytes:
         """Bytes held: codes, scales with zeros or shifts, as `tail` what waits in the model's dtype, beams' order."""

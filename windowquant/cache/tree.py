@@ -1,4 +1,4 @@
-"""A packed cache as JSON that names its tensors, and back.
+"""A cache as JSON that names its tensors, and back.
 
 Containers are taken apart by their dataclass fields, so a new field or a new container among these modules needs no
 change here.
@@ -12,10 +12,11 @@ from torch import Tensor
 
 from windowquant.cache import layer, pack
 from windowquant.cache.growing import GrowingKV
+from windowquant.cache.streaming import state
 from windowquant.core import packed, plan
 from windowquant.models import prompt
 
-_MODULES = (packed, plan, pack, layer, prompt)
+_MODULES = (packed, plan, pack, layer, prompt, state)
 
 
 def _containers() -> dict[str, Callable[..., Any]]:

@@ -21,8 +21,8 @@ class Explanation:
 
     model: name of the checkpoint; stand_in: whether it is one of the package's small trained models. method: its name
     and hyper-parameters; method_name: the name alone. question, answer: plain text.
-    window_size: visual tokens a window, S. picture_tokens: visual tokens of each image or frame (or of the frames that
-    the architecture merges), in the prompt's order; their sum is M.
+    window_size: visual tokens a window, S; the usual 32 for a method that cuts none. picture_tokens: visual tokens of
+    each image or frame (or of the frames that the architecture merges), in the prompt's order; their sum is M.
     scores: of each window [W]; None for a method that looks at no content, as are sensitivity (s_l) and thresholds
     ((T_low, T_high) as used) of each layer [L], which only scores are compared with. widths: the bit-widths that these
     thresholds choose from, largest first; of four, the two in the middle are told apart by s_l.

@@ -64,7 +64,7 @@ def draw_plan(axes: Axes, explanation: Explanation) -> list[int]:
     axes.set(xlabel=window_label(explanation), ylabel="layer")
     if explanation.plan is None:
         axes.set_yticks([])
-        _say(axes, "transformers' own cache: nothing is planned")
+        _say(axes, "the method cuts no windows: nothing is planned")
         return []
     if explanation.plan.v_bits is not None:
         axes.set_ylabel("layer (K above V)")
@@ -98,7 +98,7 @@ def plan_grid(explanation: Explanation) -> tuple[np.ndarray, np.ndarray, np.ndar
 def held_kinds(explanation: Explanation) -> list[tuple[str, str, int]]:
     """Name, colour and bytes of what the cache holds."""
     kinds = [(name, colour, getattr(explanation.kv, kind)) for kind, (name, colour) in KINDS.items()]
-    if explanation.plan is None:
+    if explanation.plan is None and not explanation.kv.codes:
         kinds = [("not packed", "0.6", explanation.kv.total)]
     return [kind for kind in kinds if kind[2]]
 

@@ -16,6 +16,7 @@ from windowquant.explain.explanation import Explanation
 from windowquant.harness.measure import bytes_per_token
 from windowquant.models import Prompt
 from windowquant.protocols import Protocol, answer
+from windowquant.window_method import WindowMethod
 
 _SIDE = 192  # pixels of the longer side of a kept frame
 _MINI = Path(__file__).resolve().parents[1] / "mini" / "checkpoints"
@@ -46,6 +47,7 @@ def explain(
     method, stats = bound.method, session.cache.stats if isinstance(session.cache, PackedCache) else None
     scores = None if stats is None or stats.scores is None else tuple(stats.scores[0].tolist())
     name, stand_in = _identity(bound)
+    own = method if isinstance(method, WindowMethod) else WindowMethod  # the usual windows, where none are cut
     return Explanation(
         model=name,
         stand_in=stand_in,
@@ -54,14 +56,14 @@ def explain(
         protocol=protocol,
         question=_after_video(bound, session.prompt) if question is None else question,
         answer=_text(bound, reply.tokens),
-        window_size=method.window_size,
+        window_size=own.window_size,
         picture_tokens=tuple(len(picture.columns) for picture in pictures),
         scores=scores,
         sensitivity=None if stats is None or scores is None else stats.sensitivity,
         thresholds=None if stats is None else _thresholds(stats),
         widths=tuple(getattr(method, "widths", ())),
         plan=reply.plan,
-        drops_visual=method.drops_visual,
+        drops_visual=own.drops_visual,
         bits=reply.bits,
         average_bits=reply.average_bits,
         kv=reply.kv,

@@ -19,27 +19,33 @@ def _tracks(groups: Iterable[RowGroup], prompt: Prompt) -> Iterator[tuple[Track,
         yield group.v, visual
 
 
+def _count(visual: Tensor, parts: Iterable[range]) -> int:
+    """Visual tokens (of all rows) at these positions."""
+    return sum(int(visual[:, part.start : part.stop].sum()) for part in parts)
+
+
 def _exact(track: Track, visual: Tensor) -> int:
     """Visual tokens (of all rows) that are exact."""
-    return sum(int(visual[:, part.start : part.stop].sum()) for part in track.exact_positions())
+    return _count(visual, track.exact_positions())
 
 
 def held_bytes(groups: Iterable[RowGroup], prompt: Prompt) -> KVBytes:
-    """Bytes held; visual tokens in 16 bit are `fp16_windows`, others `tail`."""
+    """Bytes held; visual tokens in 16 bit are `fp16_windows`, others `tail`, beside their codes or without any."""
     total = KVBytes()
     for track, visual in _tracks(groups, prompt):
         held = track.held()
-        plain = _exact(track, visual) * track.token_bytes // len(visual)
+        exact = _exact(track, visual) + _count(visual, [track.kept_positions()])
+        plain = exact * track.token_bytes // len(visual)
         total += KVBytes(held.codes, held.metadata, plain, held.exact - plain, held.slack)
     return total
 
 
 def visual_bytes(groups: Iterable[RowGroup], prompt: Prompt) -> float:
-    """Bytes held for visual tokens: the exact ones, and their part of all codes and metadata."""
+    """Bytes held for visual tokens: the exact ones, their part of all codes and metadata, what a mark keeps exact."""
     total = 0.0
     for track, visual in _tracks(groups, prompt):
         held, exact = track.held(), _exact(track, visual)
-        total += exact * track.token_bytes / len(visual)
+        total += (exact + _count(visual, [track.kept_positions()])) * track.token_bytes / len(visual)
         coded = int(visual.sum()) - exact
         if coded:
             total += coded * (held.codes + held.metadata) / (track.coded * len(visual))

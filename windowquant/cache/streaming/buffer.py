@@ -18,6 +18,13 @@ class TokenBuffer:
         self._data = like.new_empty(*like.shape[:2], expected, *like.shape[3:])
         self._start = self._end = 0
 
+    @classmethod
+    def of(cls, x: Tensor) -> "TokenBuffer":
+        """A buffer that holds a copy of x [B, H, t, ...]."""
+        buffer = cls(x, x.shape[2])
+        buffer.append(x)
+        return buffer
+
     @property
     def length(self) -> int:
         """Entries held."""
@@ -45,6 +52,10 @@ class TokenBuffer:
         self._start += n
         if 2 * self.length < self._data.shape[2]:
             self._move(self.length)
+
+    def truncate(self, n: int) -> None:
+        """Keep the `n` oldest entries only; the memory stays."""
+        self._end = self._start + n
 
     def view(self, start: int = 0, stop: int | None = None) -> Tensor:
         """Entries `start` to `stop` (all by default), counted from the oldest: a view [B, H, stop - start, ...]."""

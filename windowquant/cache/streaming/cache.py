@@ -1,22 +1,72 @@
 """The streaming cache of one request, behind transformers' `Cache` interface."""
 
 from collections import Counter
+from collections.abc import Callable, Mapping
+
+import torch
 
 from windowquant.cache.kv_bytes import KVBytes, tensor_bytes
+from windowquant.cache.origin import CacheOrigin
 from windowquant.cache.packed_cache import RequestStats
 from windowquant.cache.request_cache import RequestCache
 from windowquant.cache.streaming.accounting import held_bytes, visual_bytes, visual_widths
 from windowquant.cache.streaming.layer import StreamingLayer, StreamRequest
+from windowquant.errors import UserError
+from windowquant.models import Prompt
 
 
 class StreamingCache(RequestCache):
-    """K and V that are coded as they age; every token counts, of text as of the video."""
+    """K and V that are coded as they age; every token counts, of text as of the video.
+
+    Codes cannot be turned back into tokens. So a cache goes back to one moment only, the end of the video that it was
+    made for by `Bound.encode`: the tokens that are still exact there stay so, beside the codes that they get later. That
+    takes as much memory as the method's exact window at most.
+    """
 
     layers: list[StreamingLayer]
 
-    def __init__(self, request: StreamRequest, layers: int) -> None:
+    def __init__(
+        self, request: StreamRequest, layers: int, origin: Callable[[], CacheOrigin], pixels: Mapping[str, str]
+    ) -> None:
+        """origin, pixels: see `RequestCache`."""
         super().__init__(layers=[StreamingLayer(index, request) for index in range(layers)])
         self.request = request
+        self.origin = origin
+        self.pixels = dict(pixels)
+
+    @property
+    def packed(self) -> bool:
+        return all(layer.groups for layer in self.layers)
+
+    def rows_per_layer(self) -> list[None]:
+        return [None] * len(self.layers)  # there is no plan
+
+    def mark(self) -> None:
+        """See `RequestCache.mark`. UserError if a row of the batch begins only after the others' videos."""
+        if not self.packed:
+            raise UserError(
+                "A row of the batch has no image and no video, and begins after the end of the others'; encode the "
+                "rows that have one."
+            )
+        for layer in self.layers:
+            layer.mark()
+
+    def way_back(self, columns: int) -> int:
+        marked = self.layers[0].marked
+        if marked is None:
+            raise UserError(
+                "The cache codes tokens as they age, which cannot be undone, and its state at the video's end was not "
+                "kept; make it with encode(inputs) to ask several questions."
+            )
+        return marked
+
+    def go_back(self, columns: int, prompt: Prompt) -> None:
+        sources = self.layers[0].sources()
+        if len(sources) > prompt.batch:  # beams and several answers of a prompt differ after its end only
+            self.batch_select_indices(torch.tensor([sources.index(row) for row in range(prompt.batch)]))
+        for layer in self.layers:
+            layer.go_back()
+        self.request.prompt = prompt
 
     def nbytes(self) -> KVBytes:
         total = KVBytes()

@@ -49,6 +49,10 @@ class ClusterCodec:
     def _order(self) -> Tensor:
         return self.members.argsort(stable=True)
 
+    def identity(self) -> bytes:
+        numbers = torch.cat([self.members.double(), self.clips.double()]).numpy()
+        return f"{self.levels} levels, fp8 {self.fp8}: ".encode() + numbers.tobytes()
+
     def token_bits(self, heads: int, head_dim: int) -> float:
         channels = heads * head_dim
         codes = 8 * -(-channels // PER_BYTE) if self.levels == 3 else self.bits * channels

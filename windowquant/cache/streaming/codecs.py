@@ -24,6 +24,9 @@ class Codec(Protocol):
     def block(self) -> int:
         """Tokens coded together; appends come in multiples of it."""
 
+    def identity(self) -> bytes:
+        """What tells it from codecs that decode differently."""
+
     def token_bits(self, heads: int, head_dim: int) -> float:
         """Bits that one coded token of one row takes, its share of the metadata included."""
 
@@ -49,6 +52,9 @@ class GroupCodec:
     @property
     def block(self) -> int:
         return self.group if self.axis == "channel" else 1
+
+    def identity(self) -> bytes:
+        return repr(self).encode()
 
     def token_bits(self, heads: int, head_dim: int) -> float:
         return heads * head_dim * (self.bits + 32 / self.group)

@@ -11,6 +11,7 @@ from torch import Tensor
 from windowquant.cache.pack import check_finite
 from windowquant.cache.request_layer import RequestLayer
 from windowquant.cache.streaming.rotation import Angles, Rotation
+from windowquant.cache.streaming.state import GroupState, StreamState
 from windowquant.cache.streaming.track import Scheme, Track
 from windowquant.cache.streaming.view import GroupView, StreamView
 from windowquant.errors import UserError
@@ -18,7 +19,7 @@ from windowquant.models.prompt import Prompt
 from windowquant.timing import synchronize
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class StreamRequest:
     """What the layers of one cache share.
 
@@ -79,6 +80,7 @@ class StreamingLayer(RequestLayer):
         self.groups: list[RowGroup] = []
         self._request = request
         self._seen = 0
+        self.marked: int | None = None  # columns when the layer was marked
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing to allocate ahead."""
@@ -88,6 +90,8 @@ class StreamingLayer(RequestLayer):
         """Take in K and V [B, H, t, D] of the next t columns; see the class for what comes back."""
         self._request.check_usable()
         self.is_initialized = True
+        if self.groups:
+            self._match_rows(key_states.shape[0], self.rows())
         self._seen += key_states.shape[2]
         if self.groups:
             view = self._append(key_states.detach(), value_states.detach())
@@ -128,6 +132,42 @@ class StreamingLayer(RequestLayer):
         k_scheme, v_scheme = self._request.schemes(self.index)
         return Track(k_scheme, k, labels[0], expected, rotation), Track(v_scheme, v, labels[1], expected)
 
+    def mark(self) -> None:
+        """Make `go_back` come back to this moment; the prefill must be complete."""
+        for group in self._started():
+            group.k.mark()
+            group.v.mark()
+        self.marked = self._seen
+
+    def go_back(self) -> None:
+        """Become what it was when it was marked."""
+        assert self.marked is not None
+        for group in self._started():
+            group.k.go_back()
+            group.v.go_back()
+        self._seen = self.marked
+
+    def state(self) -> StreamState:
+        """The layer's content, to be kept or written; UserError before the prefill is complete."""
+        groups = tuple(
+            GroupState(group.rows, group.sources, group.padding, group.k.state(), group.v.state())
+            for group in self._started()
+        )
+        return StreamState(groups, self._seen, self.marked, self.pack_s)
+
+    def restore(self, state: StreamState) -> None:
+        """Become what `state` says."""
+        self.is_initialized = True
+        self.groups = [self._restored(group) for group in state.groups]
+        self._seen, self.marked, self.pack_s = state.seen, state.marked, state.pack_s
+
+    def _restored(self, state: GroupState) -> RowGroup:
+        rotation = self._request.rotation(state.sources, state.padding)
+        k, v = self._tracks(state.k.recent[:, :, :0], state.v.recent[:, :, :0], rotation)
+        k.restore(state.k)
+        v.restore(state.v)
+        return RowGroup(state.rows, state.sources, state.padding, k, v)
+
     @torch.no_grad()
     def _append(self, k: Tensor, v: Tensor) -> StreamView:
         views = []
@@ -144,6 +184,11 @@ class StreamingLayer(RequestLayer):
 
     def rows(self) -> int:
         return sum(len(group.rows) for group in self._started())
+
+    def sources(self) -> list[int]:
+        """The row of the prompt that each row continues."""
+        pairs = sorted(pair for group in self._started() for pair in zip(group.rows, group.sources, strict=True))
+        return [source for _, source in pairs]
 
     def crop(self, tokens_to_remove: int) -> None:
         if tokens_to_remove:

@@ -54,6 +54,21 @@ class CodedTokens:
         values = self.codec.decode(tuple(part.view(first, last) for part in self._parts), self._heads)
         return values[:, :, start - first * block : stop - first * block]
 
+    def truncate(self, tokens: int) -> None:
+        """Keep the first `tokens` only, a multiple of the codec's block."""
+        self.length = tokens
+        for part in self._parts:
+            part.truncate(tokens // self.codec.block)
+
+    def parts(self) -> tuple[Tensor, ...]:
+        """Codes and metadata of all tokens, views [B, H', blocks, ...]; none before the first token."""
+        return tuple(part.view() for part in self._parts)
+
+    def restore(self, parts: tuple[Tensor, ...], heads: int) -> None:
+        """Become what `parts` gave, of tokens of `heads` heads."""
+        self._heads, self._parts = heads, [TokenBuffer.of(part) for part in parts]
+        self.length = parts[0].shape[2] * self.codec.block if parts else 0
+
     def select(self, rows: Tensor) -> None:
         """Replace the batch by its `rows` (int64 [B'])."""
         for part in self._parts:

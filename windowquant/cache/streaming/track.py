@@ -10,6 +10,7 @@ from windowquant.cache.streaming.buffer import TokenBuffer
 from windowquant.cache.streaming.codecs import Codec
 from windowquant.cache.streaming.rotation import Rotation
 from windowquant.cache.streaming.rules import Rule
+from windowquant.cache.streaming.state import Mark, TrackState
 from windowquant.cache.streaming.store import CodedTokens, Held
 from windowquant.kernels.piecewise import MixedTokens
 
@@ -23,7 +24,11 @@ class Scheme:
 
 
 class Track:
-    """K or V [B, H, length, D] of rows that have all seen the same number of tokens."""
+    """K or V [B, H, length, D] of rows that have all seen the same number of tokens.
+
+    Codes are only ever appended. So a moment that was marked comes back exactly if the tokens that were exact then and
+    were coded since are kept beside their codes: as many of them as the rule leaves exact, at most.
+    """
 
     def __init__(self, scheme: Scheme, x: Tensor, label: str, expected: int, rotation: Rotation | None = None) -> None:
         """Start with the prefill, x [B, H, t, D] in the kv dtype; `expected`: how many more tokens are known to come.
@@ -38,6 +43,8 @@ class Track:
             self._code(x[:, :, self._first.shape[2] : end], expected)
         self._recent = TokenBuffer(x)
         self._recent.append(x[:, :, max(end, self._first.shape[2]) :])
+        self._mark: Mark | None = None
+        self._kept = TokenBuffer(x)  # exact at the mark, coded since
 
     @property
     def coded_end(self) -> int:
@@ -68,8 +75,37 @@ class Track:
         exact = self._recent.view(max(0, read_from - before))
         if due > 0:
             self._code(self._recent.view(0, due))
+            if self._mark is not None and before < self._mark.length:
+                self._kept.append(self._recent.view(0, min(due, self._mark.length - before)))
             self._recent.drop(due)
         return exact
+
+    def mark(self) -> None:
+        """Make `go_back` come back to this moment."""
+        self._mark = Mark(self.length, self._first.shape[2], self._coded.length)
+        self._kept = TokenBuffer(self._first)
+
+    def go_back(self) -> None:
+        """Become what it was when it was marked, in the rows it has now."""
+        assert self._mark is not None
+        left = self._recent.view(0, max(0, self._mark.length - self.coded_end))
+        self._recent = TokenBuffer.of(torch.cat([self._kept.view(), left], dim=2))
+        self._kept = TokenBuffer(self._first)
+        if self._mark.first < self._first.shape[2]:
+            self._first = self._first[:, :, : self._mark.first].clone()
+        self._coded.truncate(self._mark.coded)
+        self.length = self._mark.length
+
+    def state(self) -> TrackState:
+        """All it holds, without a copy."""
+        recent, kept = self._recent.view(), self._kept.view()
+        return TrackState(self.length, self._first, self._coded.parts(), recent, self._mark, kept)
+
+    def restore(self, state: TrackState) -> None:
+        """Become what `state` says; K or V of the same scheme and rotation."""
+        self.length, self._first, self._mark = state.length, state.first, state.mark
+        self._recent, self._kept = TokenBuffer.of(state.recent), TokenBuffer.of(state.kept)
+        self._coded.restore(state.coded, state.first.shape[1])
 
     def _code(self, x: Tensor, expected: int = 0) -> None:
         """Code the next tokens, x [B, H, t, D]."""
@@ -85,6 +121,7 @@ class Track:
         """Replace the batch by its `rows` (int64 [B'])."""
         self._first = self._first.index_select(0, rows.to(self._first.device))
         self._recent.select(rows)
+        self._kept.select(rows)
         self._coded.select(rows)
         self._rotation = None if self._rotation is None else self._rotation.select(rows)
 
@@ -92,7 +129,7 @@ class Track:
         """Bytes of all tokens in all rows by formula, without room."""
         rows, heads, _, head_dim = self._first.shape
         coded = self._coded.length * rows * self._coded.codec.token_bits(heads, head_dim) / 8
-        return coded + (self.length - self._coded.length) * self.token_bytes
+        return coded + (self.length - self._coded.length + self._kept.length) * self.token_bytes
 
     @property
     def token_elements(self) -> int:
@@ -113,6 +150,11 @@ class Track:
         """Positions of the exact tokens: sinks, and the newest ones."""
         return [range(self._first.shape[2]), range(self.coded_end, self.length)]
 
+    def kept_positions(self) -> range:
+        """Positions of the coded tokens that are held exact as well, for the marked moment."""
+        start = 0 if self._mark is None else self._mark.coded_end
+        return range(start, start + self._kept.length)
+
     @property
     def token_bytes(self) -> int:
         """Bytes of one exact token in all rows."""
@@ -120,5 +162,5 @@ class Track:
 
     def held(self) -> Held:
         """Bytes by kind."""
-        exact = tensor_bytes(self._first) + self._recent.length * self._recent.entry_bytes
-        return self._coded.held() + Held(exact=exact, slack=self._recent.slack_bytes)
+        exact = tensor_bytes(self._first) + (self._recent.length + self._kept.length) * self._recent.entry_bytes
+        return self._coded.held() + Held(exact=exact, slack=self._recent.slack_bytes + self._kept.slack_bytes)

@@ -19,7 +19,7 @@ TEST_ENV := OMP_NUM_THREADS=1 WANDB_MODE=offline MPLBACKEND=Agg
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help venv reproduce-table1 perplexity sweep train-mini test lint format typecheck clean
+.PHONY: help venv reproduce-table1 perplexity sweep train-mini bench-kernels bench-decode bench-gpu test lint format typecheck clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-18s %s\n", $$1, $$2}'
@@ -47,6 +47,15 @@ perplexity: $(INSTALLED)  ## perplexity of a small pretrained language model thr
 
 train-mini: $(INSTALLED)  ## train an embedded stand-in again (resumable; about an hour on one core)
 	$(RUN) scripts/train_mini.py $(ARGS)
+
+bench-kernels: $(INSTALLED)  ## decode attention on the CPU beside what one would use instead
+	$(RUN) scripts/bench_kernels.py $(ARGS)
+
+bench-decode: $(INSTALLED)  ## tokens/s and memory of a 0.5B model: Tables 8 and 9, Figures 2 and 13a
+	$(RUN) scripts/bench_decode.py $(ARGS)
+
+bench-gpu: $(INSTALLED)  ## both with 7B sizes on a CUDA device: results/gpu/<card>.json
+	$(RUN) scripts/bench_gpu.py $(ARGS)
 
 test: $(INSTALLED)  ## run the tests
 	$(TEST_ENV) $(RUN) -m pytest $(ARGS)

@@ -1,0 +1,81 @@
+"""What the benchmark commands do with their configuration: measure, write a record, and build what shows it."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+from rich.console import Console
+
+from windowquant.bench import record
+from windowquant.bench.decode import measure_decode
+from windowquant.bench.kernels import dtype_of, measure_kernels
+from windowquant.bench.overhead import measure_overhead
+from windowquant.bench.packing import measure_packing
+from windowquant.bench.search import measure_search
+from windowquant.bench.settings import cuda_device, decode_settings, kernel_settings, plain
+from windowquant.bench.shapes import text_shape
+from windowquant.bench.synthetic import random_model
+from windowquant.bench.timing import threads
+from windowquant.report.bench import build_reports
+
+CPU = torch.device("cpu")
+
+
+def kernels_command(cfg: DictConfig) -> None:
+    """Latency of attention, and the copy bandwidth, on the CPU: `<output>/<name>.json` and its table and figure."""
+    settings = kernel_settings(cfg.kernels)
+    _finish(cfg, "kernels", CPU, measure_kernels(settings, CPU))
+
+
+def decode_command(cfg: DictConfig) -> None:
+    """Decoding, packing, the search and the loop's overhead on the CPU: `<output>/<name>.json`, tables and figures."""
+    _finish(cfg, "decode", CPU, _decode_sections(cfg, CPU))
+
+
+def gpu_command(cfg: DictConfig) -> None:
+    """Both on a CUDA device: `<output>/<card>.json`. UserError without one."""
+    device = cuda_device()
+    card = torch.cuda.get_device_name(device).lower().replace(" ", "_").replace("/", "_")
+    record.write(Path(cfg.output) / f"{card}.json", "gpu", plain(cfg), device, gpu_sections(cfg, device))
+    print(Path(cfg.output) / f"{card}.json")
+
+
+def gpu_sections(cfg: DictConfig, device: torch.device) -> dict[str, Any]:
+    """What the GPU's record holds; the device may be another one."""
+    return {**measure_kernels(kernel_settings(cfg.kernels), device), **_decode_sections(cfg, device)}
+
+
+def _finish(cfg: DictConfig, kind: str, device: torch.device, sections: dict[str, Any]) -> None:
+    folder = Path(cfg.output)
+    record.write(folder / f"{cfg.name}.json", kind, plain(cfg), device, sections)
+    built = build_reports(folder, cfg.name, kind)
+    print("\n".join(map(str, [folder / f"{cfg.name}.json", *built])))
+
+
+def _decode_sections(cfg: DictConfig, device: torch.device) -> dict[str, Any]:
+    settings = decode_settings(cfg.decode)
+    shape = text_shape(settings.shape)
+    table9 = kernel_settings(cfg.attention)  # everything is checked before anything is measured
+    tell = Console(stderr=True).print
+    tell(f"A random model of shape {settings.shape} ...")
+    model = random_model(shape, settings.dtype, device)
+    rows = measure_decode(settings, model, device, tell)
+    tell("packing, search, overhead ...")
+    with threads(max(settings.threads)):
+        packing = [measure_packing(model, shape, visual, cfg.packing.repeats) for visual in cfg.packing.visual_tokens]
+        small = text_shape(cfg.packing.small_shape)
+        small_model = random_model(small, dtype_of("float32"), device)
+        packing_small = [
+            measure_packing(small_model, small, visual, 5 * cfg.packing.repeats)
+            for visual in cfg.packing.small_visual_tokens
+        ]
+        search = measure_search(shape, cfg.search.visual_tokens, settings.dtype, device, cfg.search.rounds)
+    return {
+        "decode": rows,
+        "attention": measure_kernels(table9, device)["kernels"],
+        "packing": [{"shape": settings.shape, **row} for row in packing]
+        + [{"shape": cfg.packing.small_shape, **row} for row in packing_small],
+        "search": search,
+        "overhead": measure_overhead(cfg.overhead.episodes, settings.realtime),
+    }

@@ -154,6 +154,61 @@ def test_codes_are_only_ever_appended(name: str) -> None:
     assert all(torch.equal(a, b.view()) for a, b in zip(before, whole._coded._parts, strict=True))
 
 
+def held_by(track: Track) -> int:
+    """Bytes of the storages behind a track."""
+    tensors = [track._first, track._recent._data, track._kept._data, *(part._data for part in track._coded._parts)]
+    return sum(x.untyped_storage().nbytes() for x in tensors)
+
+
+def same_tokens(a: Track, b: Track) -> bool:
+    """Whether two tracks hold the same codes and the same exact tokens."""
+    pairs = [(a._first, b._first), (a._recent.view(), b._recent.view())]
+    codes = zip(a._coded.parts(), b._coded.parts(), strict=True) if b.coded else ()
+    counts = (a.length, a.coded) == (b.length, b.coded)
+    return counts and all(torch.equal(x, y) for x, y in [*pairs, *codes])
+
+
+CUTS = st.lists(st.integers(1, 13), max_size=5)
+
+
+@settings(deadline=None, max_examples=80)
+@given(st.sampled_from(sorted(RULES)), st.integers(0, 20), CUTS, CUTS, st.booleans())
+def test_a_marked_moment_comes_back_exactly(name: str, prefill: int, before, after, saved: bool) -> None:
+    """Whatever was coded in between, and in rows that were repeated in between; also through its state."""
+    scheme = Scheme(GroupCodec(4, 4, "channel" if name == "blocks" else "token"), RULES[name])
+    x = noise(2, 2, 160, 8).half()
+    track, twin = (Track(scheme, x[:, :, :prefill], "x", 0) for _ in range(2))
+    done = prefill
+    for size in before:
+        for each in (track, twin):
+            each.append(x[:, :, done : done + size])
+        done += size
+    track.mark()
+    window = track._recent.length
+    for size in after:
+        track.append(x[:, :, 70 : 70 + size])  # other tokens than those that follow in the end
+        assert track._kept.length <= window
+        parts = track.held()
+        assert parts.codes + parts.metadata + parts.exact + parts.slack == held_by(track)
+        rows = track.length - track.coded
+        assert parts.exact == (rows + len(track.kept_positions())) * track.token_bytes
+        assert track.predicted() == parts.codes + parts.metadata + parts.exact
+    if saved:
+        state, track = track.state(), Track(scheme, x[:, :, :0], "x", 0)
+        track.restore(state)
+    track.select(torch.tensor([0, 0, 1]))
+    track.select(torch.tensor([0, 2]))
+    for _ in range(2):
+        track.go_back()
+        assert same_tokens(track, twin) and not track.kept_positions()
+    keys = [each.append(x[:, :, done : done + 30]) for each in (track, twin)]
+    assert torch.equal(keys[0].last, keys[1].last) and torch.equal(keys[0].boundaries, keys[1].boundaries)
+    assert same_tokens(track, twin)
+    end = int(keys[0].boundaries[-1])
+    if end > keys[0].sinks:
+        assert torch.equal(*(each.read(each.sinks, end) for each in keys))
+
+
 @pytest.mark.parametrize("axis", ["channel", "token"])
 def test_a_group_knows_nothing_of_its_neighbours(axis) -> None:
     codec, x = GroupCodec(2, 4, axis), noise(2, 2, 8, 8)

@@ -19,7 +19,7 @@ class StreamingCache(RequestCache):
     """K and V that are coded as they age; every token counts, of text as of the video.
 
     Codes cannot be turned back into tokens. So a cache goes back to one moment only, the end of the video that it was
-    made for by `Bound.encode`: the tokens that are still exact there stay so, beside the codes that they get later. That
+    made for by `Bound.encode`: the tokens that are exact there stay so, beside the codes that they get later. That
     takes as much memory as the method's exact window at most.
     """
 

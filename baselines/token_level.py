@@ -2,7 +2,7 @@
 
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -17,8 +17,10 @@ from transformers.masking_utils import AttentionMaskInterface
 from windowquant.attention import windowquant_attention, windowquant_mask
 from windowquant.bound import Bound
 from windowquant.cache.fingerprint import pixel_prints
-from windowquant.cache.packed_cache import PackedCache
-from windowquant.core.importance import received_attention, tiers
+from windowquant.cache.packed_cache import PackedCache, Planner
+from windowquant.cache.request import CacheRequest
+from windowquant.cache.tiered import BalancedView, TieredCache, Tiers
+from windowquant.core.importance import balance, ranked, received_attention, tiers
 from windowquant.core.plan import BitPlan
 from windowquant.core.quantizer import Granularity, ZeroPoint
 from windowquant.core.search import majority_vote
@@ -42,11 +44,17 @@ class TokenLevel(WindowMethod):
     importance: "attention" is what a token receives in its layer's prefill, summed over queries and heads (the query
     heads of a group too), as in H2O; it is known only once the layer has attended, and under the `context` protocol
     it knows nothing of the question. "similarity" is WindowQuant's score of a single token, the same in all layers.
-    fp16_share, int4_share: of a request's visual tokens, the most important ones; the rest is in INT2.
+    fp16_share, int4_share: of a request's visual tokens, the most important ones; the rest is in INT2. recent_share:
+    the newest ones, which belong to the 16-bit share whatever their importance. per_head: each KV head has an
+    importance of its own, from its query heads; the plan's windows are then its tokens by rank. balance: each channel
+    of K is multiplied by sqrt(max |q| / max |k|) of its head in the prefill, the largest over the head's query heads,
+    and q divided by it: what of K is stored, and is to be stored, is balanced. Both need importance "attention".
 
-    Codes are per token and head, asymmetric with the minimum kept. MiKV (no official code) differs: groups of half a
-    head, tiers per head, recent tokens in the top tier, text tokens too, and a balancer of K's channels, which is not
-    built here; its ratio of 0.2 with the rest in INT2 is fp16_share 0.2, int4_share 0. In a batch, the requests vote.
+    Codes are per token and head, asymmetric with the minimum kept. MiKV has no official code. Its ratio of 0.2, half of
+    it recent tokens, with the rest in INT2 is fp16_share 0.2, recent_share 0.1, int4_share 0, with per_head and balance
+    (conf/method/mikv.yaml). It differs in that its groups are half a head (scales here are per head and token in every
+    kernel), its tiers take in text (here always in 16 bit), and it demotes tokens as it decodes (here the tiers of the
+    prefill stay). In a batch, the requests vote.
     """
 
     window_size: int = 1
@@ -55,6 +63,9 @@ class TokenLevel(WindowMethod):
     importance: Importance = "attention"
     fp16_share: float = 0.2
     int4_share: float = 0.3
+    recent_share: float = 0.0
+    per_head: bool = False
+    balance: bool = False
 
     name: ClassVar[str] = "token_level"
 
@@ -71,6 +82,16 @@ class TokenLevel(WindowMethod):
                 f"fp16_share is {self.fp16_share} and int4_share {self.int4_share}; set both to 0 or more, and their "
                 "sum to 1 at most."
             )
+        if not 0 <= self.recent_share <= self.fp16_share:
+            raise UserError(
+                f"recent_share is {self.recent_share}; set it to 0 or more, and to fp16_share ({self.fp16_share}), of "
+                "which it is a part, at most."
+            )
+        for field in ("per_head", "balance"):
+            if not isinstance(getattr(self, field), bool):
+                raise UserError(f"{field} is {getattr(self, field)!r}; set it to true or false.")
+            if getattr(self, field) and self.importance != "attention":
+                raise UserError(f"{field} is seen in the attention of the prefill; set importance to attention.")
 
     def bind(self, model: PreTrainedModel, processor: object = None) -> Bound:
         if self.importance == "similarity":
@@ -84,11 +105,19 @@ class TokenLevel(WindowMethod):
 
     def bits(self, prompt: Prompt, scores: list[Tensor] | None, sensitivity: Tensor) -> Tensor:
         assert scores is not None
-        return self.voted(scores).expand(len(sensitivity), -1)
+        return self.voted([ranked(row, self.recent_share) for row in scores]).expand(len(sensitivity), -1)
 
-    def voted(self, scores: list[Tensor]) -> Tensor:
-        """Bits [1, W] from the scores [W_b] of each row's visual tokens in one layer."""
-        return majority_vote([tiers(row, (self.fp16_share, self.int4_share), _WIDTHS)[None] for row in scores])
+    def voted(self, ranks: Sequence[Tensor]) -> Tensor:
+        """Bits [1, W] from the ranking [W_b] of each row's visual tokens in one layer."""
+        rows = []
+        for order in ranks:
+            bits = self.by_rank(len(order))
+            rows.append(torch.empty_like(bits).scatter_(0, order.cpu(), bits)[None])
+        return majority_vote(rows)
+
+    def by_rank(self, count: int) -> Tensor:
+        """Bits [count] of the tokens of a row from the most important to the least."""
+        return tiers(count, (self.fp16_share, self.int4_share), _WIDTHS)
 
 
 class AttentionPlanner:
@@ -99,11 +128,17 @@ class AttentionPlanner:
     def __init__(self, method: TokenLevel, prompt: Prompt, layers: int) -> None:
         self.search_s, self.sensitivity = 0.0, (0.0,) * layers
         self._method, self._prompt = method, prompt
-        self._received = [torch.zeros(prompt.batch, 0) for _ in range(layers)]
+        self._received: list[Tensor | None] = [None] * layers
+        self._queries: list[Tensor | None] = [None] * layers
         self._rows: list[tuple[int, ...] | None] = [() if prompt.visual_end == 0 else None] * layers
+        self._tiers: list[Tiers | None] = [None] * layers
 
     def row(self, layer: int) -> tuple[int, ...] | None:
         return self._rows[layer]
+
+    def tiers(self, layer: int) -> Tiers | None:
+        """What is to be done to a layer's tokens before they are packed; None while it is not known."""
+        return self._tiers[layer]
 
     def observe(self, embeds: Tensor) -> None:
         """Nothing to learn from embeddings."""
@@ -117,20 +152,55 @@ class AttentionPlanner:
         synchronize(query.device)
         start, prompt, seen = time.perf_counter(), self._prompt, key.shape[2]
         times = query.shape[0] // prompt.batch
+        query, key = query[::times], key[::times]
         picked = mask[::times] if mask is not None and mask.shape[0] > 1 else mask
-        counted = prompt.attended[:, seen - query.shape[2] : seen]
-        received = received_attention(query[::times], key[::times], picked, scaling, counted).cpu()
+        counted = _attended(prompt, seen)[:, seen - query.shape[2] :]
+        received = received_attention(query, key, picked, scaling, counted).cpu()
         before = self._received[layer]
-        received[:, : before.shape[1]] += before
+        if before is not None:
+            received[..., : before.shape[2]] += before
         self._received[layer] = received
+        if self._method.balance:
+            largest = _peaks(query, counted).unflatten(1, (key.shape[1], -1)).amax(2)
+            earlier = self._queries[layer]
+            self._queries[layer] = largest if earlier is None else torch.maximum(largest, earlier)
         if seen >= prompt.visual_end:
-            rows = [row[at] for row, at in zip(received, prompt.visual_positions, strict=True)]
-            self._rows[layer] = tuple(self._method.voted(rows)[0].tolist())
+            self._decide(layer, received, key)
         self.search_s += time.perf_counter() - start
+
+    def _decide(self, layer: int, received: Tensor, key: Tensor) -> None:
+        method, prompt = self._method, self._prompt
+        scores = received if method.per_head else received.sum(1, keepdim=True)
+        rows = zip(scores, prompt.visual_positions, strict=True)
+        ranks = tuple(ranked(row[:, at], method.recent_share) for row, at in rows)
+        if method.per_head:
+            voted = majority_vote([method.by_rank(own.shape[1])[None] for own in ranks])
+        else:
+            voted = method.voted([own[0] for own in ranks])
+        self._rows[layer] = tuple(voted[0].tolist())
+        self._tiers[layer] = Tiers(ranks if method.per_head else None, self._factors(layer, key))
+
+    def _factors(self, layer: int, key: Tensor) -> Tensor | None:
+        queries = self._queries[layer]
+        if queries is None:
+            return None
+        keys = _peaks(key, _attended(self._prompt, key.shape[2]))
+        dtype = self._method.recipe().storage_dtype(key.dtype)
+        return balance(queries, keys).to(dtype).unsqueeze(2)
 
     def plan(self) -> BitPlan | None:
         known = [row for row in self._rows if row is not None]
         return self._method._planned(torch.tensor(known)) if len(known) == len(self._rows) else None
+
+
+def _attended(prompt: Prompt, columns: int) -> Tensor:
+    """Which of the first `columns` columns hold tokens, bool [B, columns]; those after the prompt do not count."""
+    return torch.nn.functional.pad(prompt.attended[:, :columns], (0, max(0, columns - prompt.length)))
+
+
+def _peaks(x: Tensor, counted: Tensor) -> Tensor:
+    """Largest absolute value in each channel of x [B, heads, t, D] over the tokens that count, bool [B, t]."""
+    return (x.abs() * counted.to(x.device)[:, None, :, None]).amax(2)
 
 
 class AttendedBound(WindowBound):
@@ -148,9 +218,14 @@ class AttendedBound(WindowBound):
         prompt = self.adapter.prompt(self.model, inputs)
         if prompt.visual_end == 0:
             warnings.warn("The prompt holds no visual tokens, so nothing is quantized.", stacklevel=2)
-        return self.cache_of(
-            prompt, AttentionPlanner(self.method, prompt, self.layers), pixel_prints(self.adapter, inputs)
-        )
+        planner = AttentionPlanner(self.method, prompt, self.layers)
+        return self.cache_of(prompt, planner, pixel_prints(self.adapter, inputs))
+
+    def cache_of(self, prompt: Prompt, planner: Planner, pixels: Mapping[str, str]) -> PackedCache:
+        """See `WindowBound.cache_of`."""
+        request = CacheRequest(prompt, self.recipe(), planner.row, self._attend, self._check_active)
+        decided = planner.tiers if isinstance(planner, AttentionPlanner) else _read_again
+        return TieredCache(request, planner, self.layers, lambda: self.origin, pixels, decided)
 
     def _install(self, undo: ExitStack) -> None:
         super()._install(undo)
@@ -168,12 +243,18 @@ class AttendedBound(WindowBound):
         cache = self._running
         if cache is not None and isinstance(cache.planner, AttentionPlanner) and cache.layers[layer].stored is None:
             cache.planner.attended(layer, query, key, mask, scaling)
-            cache.layers[layer].pack_if_ready()
+
+
+def _read_again(layer: int) -> Tiers | None:
+    """A cache that was saved is packed already."""
+    return None
 
 
 def _attention(
     module: nn.Module, query: Tensor, key: Any, value: Any, attention_mask: Tensor | None, scaling: float, **kwargs: Any
 ) -> tuple[Tensor, None]:
+    if isinstance(key, BalancedView):
+        query, key, value = key.balanced(query), key.view, key.view
     out = windowquant_attention(module, query, key, value, attention_mask, scaling, **kwargs)
     if isinstance(key, Tensor) and module in _watched:
         _watched[module](query, key, attention_mask, scaling)

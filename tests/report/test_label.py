@@ -24,6 +24,11 @@ from windowquant.report.label import label
         ),
         ("hf_hqq", {"nbits": 4}, "hf_hqq (4 bit)"),
         ("token_level", {"importance": "attention"}, "token_level (by attention)"),
+        (
+            "token_level",
+            {"importance": "attention", "per_head": True, "balance": True},
+            "token_level (by attention, per head, balanced)",
+        ),
     ],
 )
 def test_labels(method: str, params: dict, expected: str) -> None:

@@ -28,7 +28,7 @@ def test_rows_without_bits_are_left_out() -> None:
 
 def sources(methods, **changes):
     for bits, method in enumerate(methods, 2):
-        record = make_record(method=method, avg_bits=float(bits), **changes)
+        record = make_record(method=method, params={}, avg_bits=float(bits), **changes)
         yield record, Path("runs") / f"{method}.json"
 
 

@@ -89,7 +89,7 @@ def test_notes_tell_blindness_errors_and_spread(table: Table) -> None:
 def test_every_view_has_status_and_the_columns_of_equal_memory() -> None:
     sizes = {"fp16": (80.0, 1000.0), "kivi": (79.0, 250.0), "skvq": (70.0, 300.0), "windowquant": (80.0, 400.0)}
     records = [
-        make_record(method=name, accuracy=accuracy, kv_bytes=held, kv_ratio=1000 / held)
+        make_record(method=name, params={}, accuracy=accuracy, kv_bytes=held, kv_ratio=1000 / held)
         for name, (accuracy, held) in sizes.items()
     ]
     table = build("Table 1", [(record, Path(f"runs/{record.method}.json")) for record in records])

@@ -10,13 +10,13 @@ from typing import Any
 
 from torch import Tensor
 
-from windowquant.cache import layer, pack
+from windowquant.cache import layer, pack, tiered
 from windowquant.cache.growing import GrowingKV
 from windowquant.cache.streaming import state
 from windowquant.core import packed, plan
 from windowquant.models import prompt
 
-_MODULES = (packed, plan, pack, layer, prompt, state)
+_MODULES = (packed, plan, pack, layer, tiered, prompt, state)
 
 
 def _containers() -> dict[str, Callable[..., Any]]:

@@ -1,4 +1,4 @@
-"""Importance of single tokens, and the bit-widths that it earns them."""
+"""Importance of single tokens, the bit-widths that it earns them, and the balance of queries and keys by channel."""
 
 import torch
 from torch import Tensor
@@ -7,14 +7,14 @@ _CHUNK = 2**24  # float32 elements of a temporary (64 MiB)
 
 
 def received_attention(q: Tensor, k: Tensor, mask: Tensor | None, scaling: float, counted: Tensor) -> Tensor:
-    """Attention that each token receives, summed over queries and query heads (those of a group too): float32 [B, T].
+    """Attention that each token receives in each KV head, summed over queries and the head's query heads.
 
     q [B, Hq, t, D], k [B, H, T, D]; mask: bool or additive [B or 1, 1, t, T], or None for the last t tokens, causal.
-    counted: which queries count (padding does not), bool [B, t].
+    counted: which queries count (padding does not), bool [B, t]. Returns float32 [B, H, T].
     """
-    (batch, heads, queries, _), tokens = q.shape, k.shape[2]
-    total = torch.zeros(batch, tokens, device=q.device)
-    keys = k.float().repeat_interleave(heads // k.shape[1], 1)
+    (batch, heads, queries, _), (kv_heads, tokens) = q.shape, k.shape[1:3]
+    total = torch.zeros(batch, kv_heads, tokens, device=q.device)
+    keys = k.float().repeat_interleave(heads // kv_heads, 1)
     step = max(1, _CHUNK // (batch * heads * tokens))
     for start in range(0, queries, step):
         stop = min(start + step, queries)
@@ -27,21 +27,42 @@ def received_attention(q: Tensor, k: Tensor, mask: Tensor | None, scaling: float
         else:
             scores += mask[:, :, start:stop]
         weights = counted[:, None, start:stop, None].to(scores.device)
-        total += (scores.softmax(-1) * weights).sum((1, 2))
+        total += (scores.softmax(-1) * weights).sum(2).unflatten(1, (kv_heads, -1)).sum(2)
     return total
 
 
-def tiers(scores: Tensor, shares: tuple[float, ...], widths: tuple[int, ...]) -> Tensor:
-    """Bits of each token by the rank of its score [W]: int64 [W].
+def ranked(scores: Tensor, recent: float = 0.0) -> Tensor:
+    """Indices of tokens [W] from the most important to the least: int64 of the shape of `scores` [..., W].
 
-    The best shares[0] of the tokens get widths[0], the next shares[1] widths[1], and so on, each border rounded; the
-    rest gets the last of `widths`, which has one entry more than `shares`. Of equal scores the earlier token is first.
+    The newest tokens, a share `recent` of all, rounded, come first whatever their score. Of equal ones the earlier
+    token is first.
     """
-    bits = torch.full((len(scores),), widths[-1])
-    order, start, total = scores.cpu().argsort(descending=True, stable=True), 0, 0.0
+    first = scores.shape[-1] - round(recent * scores.shape[-1])
+    kept = scores.clone()
+    kept[..., first:] = torch.inf
+    return kept.argsort(dim=-1, descending=True, stable=True)
+
+
+def tiers(count: int, shares: tuple[float, ...], widths: tuple[int, ...]) -> Tensor:
+    """Bits of `count` tokens by rank, the most important first: int64 [count].
+
+    The best shares[0] of them get widths[0], the next shares[1] widths[1], and so on, each border rounded; the rest
+    gets the last of `widths`, which has one entry more than `shares`.
+    """
+    bits, start, total = torch.full((count,), widths[-1]), 0, 0.0
     for share, width in zip(shares, widths, strict=False):
         total += share
-        stop = min(len(scores), round(total * len(scores)))
-        bits[order[start:stop]] = width
+        stop = min(count, round(total * count))
+        bits[start:stop] = width
         start = stop
     return bits
+
+
+def balance(queries: Tensor, keys: Tensor) -> Tensor:
+    """MiKV's balancer: sqrt(queries / keys) of the largest absolute values in each channel, any shape, float32.
+
+    K is multiplied by it before it is coded, and q divided by it, so that q . k stays and the channels of K become as
+    wide as those of q. 1 where either has nothing but zeros.
+    """
+    factors = (queries.float() / keys.float()).sqrt()
+    return torch.where((queries > 0) & (keys > 0), factors, torch.ones_like(factors))

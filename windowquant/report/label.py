@@ -24,4 +24,7 @@ def _details(method: str, params: Mapping[str, Any]) -> list[str]:
         return [f"K{params['k_bits']:g} V{params['v_bits']:g}", f"groups of {params['group']}", *searched]
     if "nbits" in params:
         return [f"{params['nbits']} bit"]
-    return [f"by {params['importance']}"] if "importance" in params else []
+    if "importance" in params:
+        more = [text for field, text in (("per_head", "per head"), ("balance", "balanced")) if params.get(field)]
+        return [f"by {params['importance']}", *more]
+    return []

@@ -30,8 +30,8 @@ SECTIONS = [
 DECODE = (
     "decode.shape=tiny", "decode.threads=[1]", "decode.steps=2", "decode.backend=reference", *SECTIONS,
     "attention.contexts=[64]", "attention.batch=2", "attention.rounds=2", "attention.copy_mebibytes=1",
-    "packing.visual_tokens=[64]", "packing.small_shape=tiny", "packing.small_visual_tokens=[32]", "search.visual_tokens=128",
-    "search.rounds=2", "overhead.episodes=1",
+    "packing.visual_tokens=[64]", "packing.small_shape=tiny", "packing.small_visual_tokens=[32]",
+    "search.visual_tokens=128", "search.rounds=2", "overhead.episodes=1",
 )  # fmt: skip
 
 

@@ -170,7 +170,8 @@ def stock_quantized(cell: Cell, name: str, undo: ExitStack) -> Contender:
     dequantized, then SDPA. Its bytes are the codes and scales that it holds."""
     method = get_method(name)
     assert isinstance(method, StockMethod)
-    method.prepare(nn.Module(), undo)  # type: ignore[arg-type]  # no back end looks at the model
+    model: Any = nn.Module()  # no back end looks at it
+    method.prepare(model, undo)
     cache: Any = method.make_cache(cell.shape.config())
     cache.update(cell.kv(cell.tokens, cell.dtype), cell.kv(cell.tokens, cell.dtype), 0)
     update: Callable[..., Any] = cache.layers[0].update

@@ -57,6 +57,7 @@ class PackedCacheLayer(RequestLayer):
         self._packed_at = 0  # columns when the layer was packed
         self._ragged = False
         self._order: Tensor | None = None  # made when a mask first needs it
+        self._view: PackedView | None = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing to allocate ahead: what is stored depends on the plan."""
@@ -65,33 +66,43 @@ class PackedCacheLayer(RequestLayer):
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """Take in K and V [B, H, t, D] of the next t columns; see the class for what comes back."""
         self._request.check_usable()
-        self.is_initialized = True
         self.pack_if_ready()
-        if self._seen and self.stored is None and self.keys is None:
+        if self.stored is not None:
+            view = self._append(self.stored, key_states, value_states)
+            return view, view
+        self.is_initialized = True
+        if self._seen and self.keys is None:
             raise UserError(
                 f"Layer {self.index} of the cache could not be packed; make a new cache with new_cache(inputs)."
             )
-        if self.stored is not None:
-            self._match_rows(key_states.shape[0], self.stored.kept.k.shape[0])
         self._seen += key_states.shape[2]
-        if self.stored is not None:
-            self.stored.kept.append(key_states.detach(), value_states.detach())
-            view = PackedView(self.stored, self._full_order, self._ragged, self._seen, self._request.attend)
-            return view, view
         if self.keys is not None and self.values is not None:  # a prefill in several pieces
             key_states = torch.cat([self.keys, key_states], dim=2)
             value_states = torch.cat([self.values, value_states], dim=2)
         self.keys, self.values = key_states, value_states
         return key_states, value_states
 
-    @torch.no_grad()
+    def _append(self, stored: StoredLayer, k: Tensor, v: Tensor) -> PackedView:
+        """Take in a packed layer's next columns; the view is the same object at every step."""
+        if k.shape[0] != stored.kept.rows:
+            self._match_rows(k.shape[0], stored.kept.rows)
+        self._seen += k.shape[2]
+        stored.kept.append(k.detach(), v.detach())
+        if self._view is None:
+            self._view = PackedView(stored, self._full_order, self._ragged, self._seen, self._request.attend)
+        self._view.columns = self._seen
+        return self._view
+
     def pack_if_ready(self) -> None:
         """Pack, and let go of the full-precision copy, once the visual tokens are in and the plan is known."""
         if self.keys is None or self.values is None or self._seen < self._request.prompt.visual_end:
             return
-        bits = self._request.bits(self.index)
-        if bits is None:
-            return
+        if self._request.bits(self.index) is not None:
+            self._pack()
+
+    @torch.no_grad()
+    def _pack(self) -> None:
+        assert self.keys is not None and self.values is not None
         synchronize(self.keys.device)
         start = time.perf_counter()
         length = self._request.prompt.length
@@ -133,7 +144,7 @@ class PackedCacheLayer(RequestLayer):
         return self.stored
 
     def rows(self) -> int:
-        return self._packed().kept.k.shape[0]
+        return self._packed().kept.rows
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last `-tokens_to_remove` columns (0 or negative, as in transformers); not into the video."""
@@ -172,7 +183,7 @@ class PackedCacheLayer(RequestLayer):
 
     def restore(self, state: LayerState) -> None:
         """Become what `state` says."""
-        self.is_initialized = True
+        self.is_initialized, self._view = True, None
         self.stored, self._order, self._ragged = state.stored, state.order, state.ragged
         self._seen, self._packed_at, self.pack_s = state.seen, state.packed_at, state.pack_s
 

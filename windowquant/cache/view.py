@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 import torch
@@ -39,7 +40,7 @@ class PackedView:
 
     def __post_init__(self) -> None:
         self._coded = sum(len(s.windows) * s.k.shape[3] for s in self.stored.segments)
-        self._zero = torch.zeros(1, 1, dtype=torch.int64, device=self.stored.kept.k.device)
+        self._device = self.stored.kept.k.device
 
     def packed(self, ordered: bool) -> PackedLayer:
         """The container kernels take.
@@ -48,5 +49,11 @@ class PackedView:
         for (`ordered`) a placeholder of that shape stands in, which takes no memory.
         """
         kept = self.stored.kept
-        order = self.order() if ordered else self._zero.expand(kept.rows, self._coded + kept.length)
+        order = self.order() if ordered else _zero(self._device).expand(kept.rows, self._coded + kept.length)
         return PackedLayer(kept.k, kept.v, self.stored.segments, order)
+
+
+@lru_cache
+def _zero(device: torch.device) -> Tensor:
+    """int64 [1, 1], one a device: no layer holds bytes of its own for it."""
+    return torch.zeros(1, 1, dtype=torch.int64, device=device)

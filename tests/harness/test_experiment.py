@@ -37,7 +37,7 @@ def test_group_shapes_are_settings_of_one_method(cells):
 def test_seeds_multiply_a_method(cells):
     found = cells("experiment=table1", "experiment.tasks=[nextqa]", "experiment.models=first")
     assert [c.seed for c in found if c.method == "random_plan"] == [0, 1, 2, 3, 4]
-    assert found[0].method == "fp16" and len(found) == 11
+    assert found[0].method == "fp16" and len(found) == 12
 
 
 def test_limits_are_the_scales(cells):

@@ -196,8 +196,11 @@ def test_the_command_writes_record_and_table_and_reads_nothing_twice(run, monkey
     assert all(len(row["nll"]) == 3 and row["perplexity"] > 1 for row in record["rows"])
     assert record["rows"][1]["params"]["residual"] == 8 and record["rows"][3]["params"]["statistics"] == "calibrated"
     assert "kivi (K2 V2, groups of 8) | official" in table and "3 stretches" in table and "text.txt" in table
+    fewer, _ = run("methods=[rtn_int2,rtn_int4,fp16]")
+    assert [row["method"] for row in fewer["rows"]] == ["rtn_int2", "rtn_int4", "fp16"] and len(calls) == 12
+    calls.clear()
     other, _ = run("methods=[fp16]", "chunk=6")
-    assert other["setting"] != record["setting"] and len(calls) == 12, "another setting is read again"
+    assert other["setting"] != record["setting"] and len(calls) == 3, "another setting is read again"
 
 
 @pytest.mark.parametrize(

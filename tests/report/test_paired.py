@@ -54,7 +54,7 @@ def test_rows_carry_what_was_lost_gained_and_its_p(tmp_path: Path) -> None:
             source(tmp_path, [1, 1, 1, 0, 1]),
             source(tmp_path, [0, 0, 1, 1, 1], method="rtn_int2"),
             source(tmp_path, None, method="windowquant"),
-            source(tmp_path, [1, 1, 1, 1, 1], method="kivi", task="intentqa"),
+            source(tmp_path, [1, 1, 1, 1, 1], method="kivi", params={}, task="intentqa"),
             *(source(tmp_path, [1] * 5, method="random_plan", seed=s, params={"seed": s}) for s in (0, 1)),
         ]
     )

@@ -38,6 +38,11 @@ class Ask:
     name: str
     params: dict[str, Any]
 
+    @property
+    def key(self) -> str:
+        """What tells rows apart."""
+        return _key(self.name, self.params)
+
     def build(self, calibration: str | None = None) -> Method:
         """The method; `calibration`: the file beside which its statistics lie, if it needs any."""
         return build_method(self.name, self.params, calibration)
@@ -105,16 +110,16 @@ def perplexity_command(cfg: DictConfig) -> None:
     scored, spare = _parts(corpus.tokenized(tokenizer, text), cfg)
     setting = _setting(cfg, path, text, scored)
     target = Path(cfg.output) / "perplexity" / f"{cfg.name}.json"
-    known = {} if cfg.force else _known_rows(target, setting)
-    rows: list[dict[str, Any]] = []
+    rows = {} if cfg.force else _known_rows(target, setting)
     reader = Reader(model, scored, cfg.context, cfg.chunk)
     with tempfile.TemporaryDirectory() as folder, tqdm(total=len(wanted) * len(scored), unit="document") as bar:
         calibration = calibrated(model, spare, cfg.context, Path(folder))
         for ask in wanted:
             bar.set_description(ask.name)
-            kept = known.get(_key(ask.name, ask.params))
-            rows.append(kept or reader.row(ask, calibration, bar.update))
-            write_json(target, _record(setting, rows, target, describe(device)))
+            if ask.key not in rows:
+                rows[ask.key] = reader.row(ask, calibration, bar.update)
+            ordered = [rows[each.key] for each in wanted if each.key in rows]
+            write_json(target, _record(setting, ordered, target, describe(device)))
     record = json.loads(target.read_text(encoding="utf-8"))
     write_text(target.with_suffix(".md"), to_markdown(record))
     print(to_markdown(record))

@@ -10,6 +10,7 @@ euclidean  1 / (1 + r), r the root mean square distance: r**2 = mean_k |w_k - c|
            keeps the order. The mean square, unlike the mean, distance factorises.
 """
 
+from collections.abc import Callable
 from typing import Literal, get_args
 
 import torch
@@ -20,6 +21,9 @@ from windowquant.errors import UserError
 
 Metric = Literal["cosine", "pearson", "euclidean"]
 Scaling = Literal["minmax", "none", "rank"]
+
+Means = Callable[[Tensor, Tensor, int, str], Tensor]
+"""How the embeddings are gone through: see `window_means`."""
 
 _TINY = 1e-12
 # Elements in the float32 buffer: 1 MiB stays in a CPU core's cache, so that the embeddings are read once and never
@@ -75,27 +79,41 @@ def _check(visual: Tensor, text: Tensor, metric: str, scaling: str) -> None:
         )
 
 
+def window_means(visual: Tensor, centroid: Tensor, window_size: int, metric: str) -> Tensor:
+    """Mean over each whole window of what its tokens `visual` [M, C] add by the metric: float32 [W], W > 0.
+
+    centroid: float32 [C], of the text. Cosine and pearson: <centroid, w> / |w| (w with its mean taken off); euclidean:
+    |w - centroid|**2.
+    """
+    tokens = visual[: visual.shape[0] // window_size * window_size]
+    step = max(1, min(len(tokens), _CHUNK.get(visual.device.type, _CHUNK["cuda"]) // visual.shape[-1]))
+    buffer = centroid.new_empty(step, visual.shape[-1])
+    values = [_token_values(chunk, centroid, metric, buffer[: len(chunk)]) for chunk in tokens.split(step)]
+    return torch.cat(values).view(-1, window_size).mean(1)
+
+
 @torch.no_grad()
 def window_scores(
-    visual: Tensor, text: Tensor, window_size: int, metric: Metric = "cosine", scaling: Scaling = "minmax"
+    visual: Tensor,
+    text: Tensor,
+    window_size: int,
+    metric: Metric = "cosine",
+    scaling: Scaling = "minmax",
+    means: Means = window_means,
 ) -> Tensor:
     """Score each whole window of the request against its text: float32 [W].
 
     visual [M, C], text [N, C]: embeddings as they enter the language model, any float dtype. `scaling`: "none" leaves
     the metric as it is, "minmax" stretches the request's scores to [0, 1], "rank" replaces each by its rank / (W - 1),
-    ties averaged. Raises UserError if there is no text, an option is unknown, or an embedding is NaN or infinite.
+    ties averaged. `means`: what goes through the embeddings (a fused kernel, say). Raises UserError if there is no
+    text, an option is unknown, or an embedding is NaN or infinite.
     """
     _check(visual, text, metric, scaling)
     windows = split_windows(visual, window_size)
-    count, channels = windows.shape[0], visual.shape[-1]
-    if count == 0:
+    if windows.shape[0] == 0:
         return torch.empty(0, device=visual.device)
     centroid, spread = _text_centroid(text, metric)
-    tokens = visual[: count * window_size]
-    step = max(1, min(len(tokens), _CHUNK.get(visual.device.type, _CHUNK["cuda"]) // channels))
-    buffer = centroid.new_empty(step, channels)
-    values = [_token_values(chunk, centroid, metric, buffer[: len(chunk)]) for chunk in tokens.split(step)]
-    scores = torch.cat(values).view(count, window_size).mean(1)
+    scores = means(visual, centroid, window_size, metric)
     if not bool(torch.isfinite(scores).all()):
         raise UserError(
             "Embeddings hold NaN or infinity, so windows cannot be scored; look at the vision tower's output."

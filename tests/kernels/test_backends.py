@@ -9,13 +9,14 @@ import torch
 import windowquant.kernels as kernels
 from windowquant.errors import UserError
 from windowquant.kernels import backend_names, get_backend, reference
+from windowquant.kernels.cpu import attention
 
 
 @pytest.mark.parametrize("device", ["cpu", torch.device("cpu")])
 def test_default_and_by_name(device: torch.device | str) -> None:
-    assert get_backend(None, device) is reference.attend
+    assert get_backend(None, device) is get_backend("cpu", device) is attention.attend
     assert get_backend("reference", device) is reference.attend
-    assert {"reference", "triton"} <= set(backend_names())
+    assert {"cpu", "reference", "triton"} <= set(backend_names())
 
 
 def test_unknown_backend_lists_the_known_ones() -> None:
@@ -29,10 +30,21 @@ def test_triton_needs_a_cuda_device(monkeypatch: pytest.MonkeyPatch) -> None:
         get_backend("triton", "cpu")
 
 
-@pytest.mark.parametrize(("name", "device"), [("triton", "cpu"), (None, "cuda")])
-def test_missing_package_is_named(name: str | None, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_needs_the_model_there() -> None:
+    with pytest.raises(UserError, match="'cpu' computes on the CPU, but the model is on cuda"):
+        get_backend("cpu", "cuda")
+
+
+def test_other_devices_have_the_reference() -> None:
+    assert get_backend(None, "meta") is reference.attend
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "package"), [("triton", "cpu", "triton"), (None, "cuda", "triton"), (None, "cpu", "numba")]
+)
+def test_missing_package_is_named(name: str | None, device: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "find_spec", lambda package: None)
-    with pytest.raises(UserError, match="needs the package triton, which is not installed"):
+    with pytest.raises(UserError, match=f"needs the package {package}, which is not installed"):
         get_backend(name, device)
 
 

@@ -1,4 +1,4 @@
-"""The reference backend against attention over the dequantized K and V."""
+"""The backends that run on any CPU against attention over the dequantized K and V."""
 
 from dataclasses import replace
 from typing import Any, get_args
@@ -13,18 +13,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.kernels.build import Case, Shape, build, causal, plain_attention, queries, relative_error
 from windowquant.core.packed import PackedLayer
 from windowquant.core.quantizer import Granularity, ZeroPoint
-from windowquant.kernels import reference
-from windowquant.kernels.reference import attend
+from windowquant.kernels import Backend, get_backend, reference
 
 TOLERANCE = 1e-5
 MIXED = (16, 4, 2, 2, 4, 16, 2)
+
+
+@pytest.fixture(params=["reference", "cpu"])
+def attend(request: pytest.FixtureRequest) -> Backend:
+    return get_backend(request.param)
 
 
 def _columns(case: Case) -> int:
     return case.k.shape[2]
 
 
-def _error(case: Case, shape: Shape, count: int, mask: Tensor | None = None) -> float:
+def _error(attend: Backend, case: Case, shape: Shape, count: int, mask: Tensor | None = None) -> float:
     q, scaling = queries(shape, count), shape.channels**-0.5
     expected = plain_attention(q, case, causal(count, _columns(case)) if mask is None else mask, scaling)
     return relative_error(attend(q, case.layer, mask, scaling), expected)
@@ -33,9 +37,9 @@ def _error(case: Case, shape: Shape, count: int, mask: Tensor | None = None) -> 
 @pytest.mark.parametrize("group", [1, 7])
 @pytest.mark.parametrize("channels", [32, 64, 80, 96, 128, 256])
 @pytest.mark.parametrize("count", [1, 5])
-def test_equals_attention_over_dequantized_kv(group: int, channels: int, count: int) -> None:
+def test_equals_attention_over_dequantized_kv(attend: Backend, group: int, channels: int, count: int) -> None:
     shape = Shape(group=group, channels=channels)
-    assert _error(build(shape, MIXED), shape, count) <= TOLERANCE
+    assert _error(attend, build(shape, MIXED), shape, count) <= TOLERANCE
 
 
 @pytest.mark.parametrize(
@@ -44,17 +48,17 @@ def test_equals_attention_over_dequantized_kv(group: int, channels: int, count: 
     ids=lambda bits: "-".join(map(str, bits)) or "none",
 )
 @pytest.mark.parametrize("count, tail", [(1, 1), (1, 6), (3, 3), (3, 6)])
-def test_any_mix_of_segments_empty_ones_included(bits: tuple[int, ...], count: int, tail: int) -> None:
+def test_any_mix_of_segments_empty_ones_included(attend: Backend, bits: tuple[int, ...], count: int, tail: int) -> None:
     shape = Shape(tail=tail, window=3)
-    assert _error(build(shape, bits), shape, count) <= TOLERANCE
+    assert _error(attend, build(shape, bits), shape, count) <= TOLERANCE
 
 
-def test_no_token_in_16_bit() -> None:
+def test_no_token_in_16_bit(attend: Backend) -> None:
     shape = Shape(tail=0)
     case = build(shape, (2, 4, 2))
     assert case.layer.fp_k.shape[2] == 0
     mask = torch.ones(1, 1, 2, _columns(case), dtype=torch.bool)
-    assert _error(case, shape, 2, mask) <= TOLERANCE
+    assert _error(attend, case, shape, 2, mask) <= TOLERANCE
 
 
 @settings(max_examples=60, deadline=None)
@@ -90,10 +94,10 @@ def test_any_window_order_and_any_bits_of_k_and_v(
     generator = torch.Generator().manual_seed(seed)
     mask = torch.rand(batch, 1, count, _columns(case), generator=generator) > 0.4
     mask[..., -1] = True
-    assert _error(case, shape, count, mask) <= TOLERANCE
+    assert _error(reference.attend, case, shape, count, mask) <= TOLERANCE
 
 
-def test_stored_order_changes_nothing_but_rounding() -> None:
+def test_stored_order_changes_nothing_but_rounding(attend: Backend) -> None:
     shape = Shape(window=8)
     q = queries(shape, 1)
     results = [attend(q, build(shape, MIXED, shuffle=shuffle).layer, None, 0.2) for shuffle in (False, True)]
@@ -104,7 +108,7 @@ def test_stored_order_changes_nothing_but_rounding() -> None:
 @pytest.mark.parametrize("padding", [None, [0, 7]])
 @pytest.mark.parametrize(("granularity", "tolerance"), [("window_channel", 1e-6), ("token", 3e-6)])
 def test_windows_in_place_give_the_reordered_layers_output(
-    count: int, padding: list[int] | None, granularity: Granularity, tolerance: float
+    attend: Backend, count: int, padding: list[int] | None, granularity: Granularity, tolerance: float
 ) -> None:
     """Up to the order in which float32 sums are taken."""
     shape = Shape(batch=2, group=7, channels=64, window=8)
@@ -118,7 +122,7 @@ def test_windows_in_place_give_the_reordered_layers_output(
 
 
 @pytest.mark.parametrize("count", [1, 4])
-def test_no_mask_is_causal_among_the_queries(count: int) -> None:
+def test_no_mask_is_causal_among_the_queries(attend: Backend, count: int) -> None:
     shape = Shape(tail=6)
     case = build(shape, MIXED)
     q = queries(shape, count)
@@ -131,7 +135,7 @@ def test_no_mask_is_causal_among_the_queries(count: int) -> None:
 
 
 @pytest.mark.parametrize("fill", [-torch.inf, torch.finfo(torch.float16).min, torch.finfo(torch.float32).min])
-def test_additive_mask_equals_bool_mask(fill: float) -> None:
+def test_additive_mask_equals_bool_mask(attend: Backend, fill: float) -> None:
     shape = Shape(batch=2)
     case = build(shape, MIXED)
     mask = torch.rand(2, 1, 3, _columns(case)) > 0.3
@@ -140,10 +144,10 @@ def test_additive_mask_equals_bool_mask(fill: float) -> None:
     assert relative_error(attend(q, case.layer, additive, 0.2), attend(q, case.layer, mask, 0.2).double()) <= 1e-6
 
 
-def test_additive_bias_is_added() -> None:
+def test_additive_bias_is_added(attend: Backend) -> None:
     shape = Shape()
     case = build(shape, MIXED)
-    assert _error(case, shape, 2, torch.randn(1, 1, 2, _columns(case))) <= TOLERANCE
+    assert _error(attend, case, shape, 2, torch.randn(1, 1, 2, _columns(case))) <= TOLERANCE
 
 
 def _left_padded(case: Case, count: int, padding: list[int]) -> Tensor:
@@ -154,15 +158,15 @@ def _left_padded(case: Case, count: int, padding: list[int]) -> Tensor:
 
 
 @pytest.mark.parametrize("count", [1, 5])
-def test_batch_with_left_padding(count: int) -> None:
+def test_batch_with_left_padding(attend: Backend, count: int) -> None:
     shape = Shape(batch=3)
     case = build(shape, MIXED)
     mask = _left_padded(case, count, [0, 2, 9])
-    assert _error(case, shape, count, mask) <= TOLERANCE
+    assert _error(attend, case, shape, count, mask) <= TOLERANCE
 
 
 @pytest.mark.parametrize("additive", [False, True])
-def test_query_that_sees_nothing_is_finite_and_disturbs_nobody(additive: bool) -> None:
+def test_query_that_sees_nothing_is_finite_and_disturbs_nobody(attend: Backend, additive: bool) -> None:
     shape = Shape(batch=2)
     case = build(shape, MIXED)
     bool_mask = _left_padded(case, 4, [0, _columns(case) - 2])
@@ -176,7 +180,7 @@ def test_query_that_sees_nothing_is_finite_and_disturbs_nobody(additive: bool) -
 
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("masked", [None, "bool", "additive"])
-def test_empty_slots_are_never_attended(count: int, masked: str | None) -> None:
+def test_empty_slots_are_never_attended(attend: Backend, count: int, masked: str | None) -> None:
     """Row 1 has one window of two bits less than row 0, and one 16-bit token less: slots, whatever they hold."""
     shape = Shape(batch=2)
     case = build(shape, (4, 2, 2), shuffle=False)
@@ -202,10 +206,10 @@ def test_working_through_windows_in_pieces(granularity: Granularity, monkeypatch
     case = build(shape, MIXED, granularity)
     q = queries(shape, 3)
     apart = build(shape, MIXED, granularity, in_place=True)
-    whole, whole_apart = (attend(q, x.layer, None, 0.2) for x in (case, apart))
+    whole, whole_apart = (reference.attend(q, x.layer, None, 0.2) for x in (case, apart))
     monkeypatch.setattr(reference, "_CHUNK", 1)
-    torch.testing.assert_close(attend(q, case.layer, None, 0.2), whole, atol=1e-6, rtol=1e-5)
-    torch.testing.assert_close(attend(q, apart.layer, None, 0.2), whole_apart, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(reference.attend(q, case.layer, None, 0.2), whole, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(reference.attend(q, apart.layer, None, 0.2), whole_apart, atol=1e-6, rtol=1e-5)
 
 
 class _Largest(TorchDispatchMode):
@@ -226,12 +230,12 @@ def test_no_dequantized_segment_ever_exists(monkeypatch: pytest.MonkeyPatch) -> 
     window = shape.heads * shape.window * shape.channels
     monkeypatch.setattr(reference, "_CHUNK", 2 * window)
     with _Largest() as largest:
-        attend(queries(shape, 1), case.layer, None, 0.2)
+        reference.attend(queries(shape, 1), case.layer, None, 0.2)
     assert largest.elements <= 2 * window
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_result_has_the_dtype_of_the_queries(dtype: torch.dtype) -> None:
+def test_result_has_the_dtype_of_the_queries(attend: Backend, dtype: torch.dtype) -> None:
     shape = Shape()
     case = build(shape, MIXED)
     q = queries(shape, 2).to(dtype)
@@ -241,7 +245,7 @@ def test_result_has_the_dtype_of_the_queries(dtype: torch.dtype) -> None:
     assert relative_error(got, expected) <= TOLERANCE + torch.finfo(dtype).eps
 
 
-def test_views_of_a_growing_buffer_and_transposed_queries() -> None:
+def test_views_of_a_growing_buffer_and_transposed_queries(attend: Backend) -> None:
     shape = Shape(batch=2)
     case = build(shape, MIXED)
     layer = case.layer
@@ -254,7 +258,7 @@ def test_views_of_a_growing_buffer_and_transposed_queries() -> None:
     assert torch.equal(attend(strided, grown, None, 0.2), attend(q, layer, None, 0.2))
 
 
-def test_queries_that_carry_a_gradient_are_taken() -> None:
+def test_queries_that_carry_a_gradient_are_taken(attend: Backend) -> None:
     shape = Shape()
     case = build(shape, MIXED)
     q = queries(shape, 1)

@@ -24,11 +24,12 @@ class Backend(Protocol):
 
 
 _MODULES = {
+    "cpu": "windowquant.kernels.cpu.attention",
     "reference": "windowquant.kernels.reference",
     "triton": "windowquant.kernels.triton_attention",
 }
-_PACKAGES = {"triton": "triton"}
-_DEFAULTS = {"cuda": "triton"}
+_PACKAGES = {"cpu": "numba", "triton": "triton"}
+_DEFAULTS = {"cpu": "cpu", "cuda": "triton"}
 
 
 def backend_names() -> list[str]:
@@ -39,8 +40,9 @@ def backend_names() -> list[str]:
 def get_backend(name: str | None = None, device: torch.device | str = "cpu") -> Backend:
     """The backend called `name`, or with None the default one for `device`.
 
-    "reference" runs anywhere; "triton" on CUDA, or anywhere under Triton's interpreter (TRITON_INTERPRET=1). Raises
-    UserError for an unknown name, a missing package, and a device on which the backend cannot run.
+    "reference" runs anywhere and is the default where there is no other; "cpu" on the CPU; "triton" on CUDA, or
+    anywhere under Triton's interpreter (TRITON_INTERPRET=1). Raises UserError for an unknown name, a missing package,
+    and a device on which the backend cannot run.
     """
     device = torch.device(device)
     key = name or _DEFAULTS.get(device.type, "reference")
@@ -61,4 +63,8 @@ def _check_device(key: str, device: torch.device) -> None:
         raise UserError(
             f"The attention backend 'triton' needs a CUDA device, but the model is on {device.type}; move the model "
             "there, leave backend unset, or set TRITON_INTERPRET=1 to run it slowly in Triton's interpreter."
+        )
+    if key == "cpu" and device.type != "cpu":
+        raise UserError(
+            f"The attention backend 'cpu' computes on the CPU, but the model is on {device.type}; leave backend unset."
         )

@@ -117,7 +117,7 @@ def _add_values(out: Tensor, probs: Tensor, blocks: list[WindowBlock]) -> None:
         out.baddbmm_(weights.sum(-1), offset.squeeze(2))
 
 
-def _stored_mask(mask: Tensor | None, order: Tensor, queries: int) -> Tensor | None:
+def stored_mask(mask: Tensor | None, order: Tensor, queries: int) -> Tensor | None:
     """The mask in stored order, bool or additive [B or 1, 1, Tq, T]; None if every query sees every token."""
     has_slots = int(order.amin()) < 0
     if mask is None:
@@ -134,7 +134,7 @@ def _stored_mask(mask: Tensor | None, order: Tensor, queries: int) -> Tensor | N
 
 
 def _apply_mask(scores: Tensor, mask: Tensor | None) -> None:
-    """Mask `scores` [B, Hq, Tq, T] in place with what `_stored_mask` gave."""
+    """Mask `scores` [B, Hq, Tq, T] in place with what `stored_mask` gave."""
     if mask is None:
         return
     if mask.dtype == torch.bool:
@@ -161,7 +161,7 @@ def attend(q: Tensor, layer: PackedLayer, mask: Tensor | None, scaling: float) -
     scores = rows.new_empty(kv_heads, rows.shape[1], quantized + layer.fp_k.shape[2])
     _write_scores(scores[..., :quantized], rows, [segment.k for segment in segments])
     torch.bmm(rows, layer.fp_k.float().flatten(0, 1).mT, out=scores[..., quantized:])
-    _apply_mask(scores.view(batch, q_heads, queries, -1), _stored_mask(mask, layer.order, queries))
+    _apply_mask(scores.view(batch, q_heads, queries, -1), stored_mask(mask, layer.order, queries))
     probs = scores.softmax(-1)
     out = torch.bmm(probs[..., quantized:], layer.fp_v.float().flatten(0, 1))
     _add_values(out, probs[..., :quantized], [segment.v for segment in segments])

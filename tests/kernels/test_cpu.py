@@ -1,0 +1,267 @@
+"""The CPU backend where it differs in kind from the others; what they share is in test_reference.py.
+
+Each number of query rows at a time and each kv dtype is compiled apart, which takes seconds, so all but float16 is
+tested with groups of seven.
+"""
+
+import gc
+import threading
+import weakref
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+import numba
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.kernels.build import Case, Shape, build, causal, plain_attention, queries, relative_error
+from windowquant.core.packed import PackedLayer
+from windowquant.core.quantizer import Granularity, ZeroPoint
+from windowquant.errors import UserError
+from windowquant.kernels import reference
+from windowquant.kernels.cpu import attention, compiled, table, threads
+from windowquant.kernels.cpu.attention import attend
+
+TOLERANCE = 1e-5
+
+
+def _error(case: Case, shape: Shape, count: int, mask: Tensor | None = None) -> float:
+    q, scaling = queries(shape, count), shape.channels**-0.5
+    expected = plain_attention(q, case, causal(count, case.k.shape[2]) if mask is None else mask, scaling)
+    return relative_error(attend(q, case.layer, mask, scaling), expected)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    bits=st.lists(st.tuples(*[st.sampled_from([16, 8, 4, 2, 1])] * 2), max_size=6),
+    in_place=st.booleans(),
+    sizes=st.tuples(
+        st.integers(1, 2), st.integers(1, 3), st.sampled_from([1, 2, 7]), st.sampled_from([1, 5, 16, 32, 33, 70])
+    ),
+    channels=st.sampled_from([8, 24, 64, 80, 128]),
+    tail=st.integers(4, 40),
+    count=st.integers(1, 4),
+    granularity=st.sampled_from(get_args(Granularity)),
+    zero_point=st.sampled_from(["integer", "float"]),
+    masked=st.booleans(),
+    seed=st.integers(0, 2**31),
+)
+def test_any_layer(
+    bits: list[tuple[int, int]],
+    in_place: bool,
+    sizes: tuple[int, int, int, int],
+    channels: int,
+    tail: int,
+    count: int,
+    granularity: Granularity,
+    zero_point: ZeroPoint,
+    masked: bool,
+    seed: int,
+) -> None:
+    batch, heads, group, window = sizes
+    shape = Shape(batch, heads, group, channels, window, tail)
+    k_bits, v_bits = [k for k, _ in bits], [v for _, v in bits]
+    case = build(shape, k_bits, granularity, zero_point, seed=seed, v_bits=v_bits, in_place=in_place)
+    mask = None
+    if masked:
+        mask = torch.rand(batch, 1, count, case.k.shape[2], generator=torch.Generator().manual_seed(seed)) > 0.4
+        mask[..., -1] = True
+    assert _error(case, shape, count, mask) <= TOLERANCE
+
+
+@pytest.mark.parametrize("granularity", get_args(Granularity))
+@pytest.mark.parametrize("channels", [24, 128])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_other_dtypes(granularity: Granularity, channels: int, dtype: torch.dtype) -> None:
+    shape = Shape(group=7, channels=channels, window=32, tail=3)
+    assert _error(build(shape, (16, 8, 4, 2, 1, 2), granularity, dtype=dtype), shape, 1) <= TOLERANCE
+    apart = build(shape, (16, 8, 4), granularity, dtype=dtype, v_bits=(2, 16, 16), in_place=True)
+    assert _error(apart, shape, 1) <= TOLERANCE
+
+
+@pytest.mark.parametrize("granularity", get_args(Granularity))
+@pytest.mark.parametrize("channels", [32, 80])
+def test_symmetric_codes(granularity: Granularity, channels: int) -> None:
+    shape = Shape(batch=2, channels=channels, window=32)
+    assert _error(build(shape, (8, 4, 2, 4), granularity, "symmetric", in_place=True), shape, 1) <= TOLERANCE
+
+
+@pytest.mark.parametrize("window", [64, 300])
+def test_windows_longer_than_what_is_scored_together(window: int) -> None:
+    shape = Shape(group=7, channels=64, window=window)
+    assert _error(build(shape, (4, 2, 2)), shape, 1) <= TOLERANCE
+
+
+@pytest.mark.parametrize("value", [5.97e-8, 3e-5, -6.1e-5, 60000.0])
+def test_smallest_and_largest_16_bit_values(value: float) -> None:
+    """Subnormal numbers of float16 too."""
+    shape = Shape(group=1)
+    case = build(shape, ())
+    case.layer.fp_k.fill_(1e-3)
+    case.layer.fp_v.fill_(value)
+    got = attend(queries(shape, 1), case.layer, None, 0.2)
+    torch.testing.assert_close(got, torch.full_like(got, float(case.layer.fp_v[0, 0, 0, 0])), atol=0, rtol=1e-6)
+
+
+def test_scores_far_apart() -> None:
+    """Exponentials vanish, and the output so far is taken down, by any amount."""
+    shape = Shape(group=7, window=32, channels=64)
+    case = build(shape, (2,) * 20, shuffle=False)
+    q = queries(shape, 1)
+    expected = plain_attention(q, case, causal(1, case.k.shape[2]), 40.0)
+    assert relative_error(attend(q, case.layer, None, 40.0), expected) <= 5e-4  # float32 scores of up to 10,000
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 7, 50])
+def test_any_number_of_threads_gives_one_result(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = Shape(batch=2, group=7, window=8)
+    case = build(shape, (4, 2, 2, 16, 2, 8, 4, 2))
+    monkeypatch.setattr(attention, "_GRAIN", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: parts)
+    ran: list[int] = []
+
+    def counted(count: int, work: object) -> None:
+        ran.append(count)
+        threads.run_parts(count, work)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(attention, "run_parts", counted)
+    assert _error(case, shape, 1) <= TOLERANCE
+    assert ran == [min(parts, 2 * 2 * 8)]  # 7 windows and the 16-bit block, of 2 heads in 2 requests
+
+
+def test_calls_from_several_threads_at_once() -> None:
+    shape = Shape(heads=4, group=7, window=32, channels=64)
+    cases = [build(shape, (2, 4, 2, 16) * 8, seed=seed) for seed in range(4)]
+    q = queries(shape, 1)
+    expected = [attend(q, case.layer, None, 0.2) for case in cases]
+    wrong: list[int] = []
+
+    def work(index: int) -> None:
+        for _ in range(20):
+            if not torch.equal(attend(q, cases[index].layer, None, 0.2), expected[index]):
+                wrong.append(index)
+
+    running = [threading.Thread(target=work, args=(index,)) for index in range(4)]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    assert wrong == []
+
+
+@pytest.mark.parametrize("openmp", [True, False])
+def test_parts_run_once_each_and_their_errors_come_back(openmp: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not openmp:
+        monkeypatch.setattr(threads, "_region", lambda: None)
+    ran: list[int] = []
+    threads.run_parts(5, ran.append)
+    assert sorted(ran) == [0, 1, 2, 3, 4]
+
+    def fail(part: int) -> None:
+        if part == 3:
+            raise ValueError("part 3")
+
+    with pytest.raises(ValueError, match="part 3"):
+        threads.run_parts(5, fail)
+
+
+def test_parts_run_in_torchs_own_threads() -> None:
+    assert threads._region() is not None
+
+
+def test_nothing_of_the_size_of_k_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither by torch nor in a thread's workspace, which does not grow with the tokens."""
+    made: list[int] = []
+    for name in ("empty", "zeros"):
+        original = getattr(torch, name)
+
+        def recorded(*args: object, original: object = original, **kwargs: object) -> Tensor:
+            result: Tensor = original(*args, **kwargs)  # type: ignore[operator]
+            made.append(result.numel())
+            return result
+
+        monkeypatch.setattr(torch, name, recorded)
+    shape = Shape(channels=64, window=32)
+    case = build(shape, (4,) * 60 + (2,) * 60)
+    attend(queries(shape, 1), case.layer, None, 0.2)
+    assert made and max(made) < case.k.numel() // 4
+
+
+def test_table_of_segments_is_made_once_and_freed_with_them() -> None:
+    case = build(Shape(group=7, channels=64), (4, 2, 2))
+    q, layer, made = queries(Shape(group=7, channels=64), 1), case.layer, len(table._known)
+    attend(q, layer, None, 0.2)
+    first = table._known[layer.segments[0]]
+    attend(q, replace(layer, fp_k=layer.fp_k[:, :, 1:], fp_v=layer.fp_v[:, :, 1:], order=layer.order[:, 1:]), None, 0.2)
+    assert table._known[layer.segments[0]] is first
+    attend(q, replace(layer, segments=layer.segments[:2]), None, 0.2)
+    assert table._known[layer.segments[0]] is not first
+    gone = weakref.ref(layer.segments[0])
+    del case, layer, first
+    gc.collect()
+    assert gone() is None and len(table._known) == made
+
+
+def test_moved_segments_are_read_where_they_are() -> None:
+    """Tables hold addresses: segments that differ only in where they lie must not share one."""
+    shape = Shape(group=7, channels=64)
+    q = queries(shape, 1)
+    for seed in range(5):
+        case = build(shape, (4, 2, 2), seed=seed)
+        assert torch.equal(attend(q, case.layer, None, 0.2), attend(q, case.layer, None, 0.2))
+        assert (
+            relative_error(attend(q, case.layer, None, 0.2), reference.attend(q, case.layer, None, 0.2).double()) < 1e-5
+        )
+
+
+def test_too_many_channels_are_refused() -> None:
+    shape = Shape(channels=264)
+    with pytest.raises(UserError, match="head_dim of 264; the CPU backend takes up to 256"):
+        attend(queries(shape, 1), build(shape, (2,)).layer, None, 0.2)
+
+
+def test_dtypes_that_are_not_stored_are_refused() -> None:
+    shape = Shape()
+    layer = build(shape, (2,)).layer
+    wide = replace(layer, fp_k=layer.fp_k.double(), fp_v=layer.fp_v.double())
+    with pytest.raises(UserError, match="torch.float64; the CPU backend takes"):
+        attend(queries(shape, 1), wide, None, 0.2)
+    with pytest.raises(UserError, match="torch.bfloat16 and of torch.float16"):
+        attend(queries(shape, 1), replace(layer, fp_k=layer.fp_k.bfloat16(), fp_v=layer.fp_v.bfloat16()), None, 0.2)
+
+
+def test_queries_that_do_not_fit_are_refused() -> None:
+    shape = Shape(heads=2, group=3)
+    layer = build(shape, (2,)).layer
+    with pytest.raises(UserError, match="5 query heads"):
+        attend(queries(shape, 1)[:, :5], layer, None, 0.2)
+
+
+def test_compiled_code_is_kept_apart_for_each_state_of_the_sources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    folder = compiled._folder.__wrapped__()
+    assert folder is not None and Path(folder).is_dir() and Path(folder).parent == tmp_path
+
+
+def test_where_nothing_can_be_written_code_is_compiled_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "file"))
+    assert compiled._folder.__wrapped__() is None
+    monkeypatch.setattr(compiled, "_folder", lambda: None)
+    assert compiled.compiled(lambda x: x + 1)(2) == 3
+
+
+def test_layer_without_segments() -> None:
+    shape = Shape()
+    case = build(shape, ())
+    bare = PackedLayer(case.layer.fp_k, case.layer.fp_v, (), case.layer.order)
+    q = queries(shape, 1)
+    assert relative_error(attend(q, bare, None, 0.2), plain_attention(q, case, causal(1, 5), 0.2)) <= TOLERANCE

@@ -1,0 +1,121 @@
+"""Attention over a packed layer on the CPU, in one pass over the codes."""
+
+import threading
+from itertools import accumulate, pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from windowquant.core.packed import PackedLayer
+from windowquant.errors import UserError
+from windowquant.kernels.cpu.loop import attend_range
+from windowquant.kernels.cpu.steps import MASKED, WORKSPACE, combined
+from windowquant.kernels.cpu.table import table_of
+from windowquant.kernels.cpu.threads import run_parts
+from windowquant.kernels.cpu.tiles import CHANNEL_STRIDE, MAX_CHANNELS
+from windowquant.kernels.reference import stored_mask
+
+_KV = {torch.float16: np.uint16, torch.bfloat16: np.int16, torch.float32: np.float32}
+_KINDS = {dtype: np.empty(0, kind) for dtype, kind in _KV.items()}
+_ROWS = (8, 7, 4, 1)  # few, for each is compiled apart
+_GRAIN = 32  # tiles that are worth a thread of their own
+_threads = threading.local()
+
+
+def _workspace() -> int:
+    """Address of this thread's workspace."""
+    if not hasattr(_threads, "work"):
+        _threads.work = torch.empty(WORKSPACE, dtype=torch.uint8)
+    return int(_threads.work.data_ptr())
+
+
+@torch.no_grad()
+def attend(q: Tensor, layer: PackedLayer, mask: Tensor | None, scaling: float) -> Tensor:
+    """Attention of queries `q` [B, Hq, Tq, D] over a packed layer; `reference.attend` says the rest.
+
+    Codes become floats in registers, and sums are float32. The fast path is that of window_channel groups, windows of a
+    multiple of 32 tokens, and a head_dim whose rows of codes are multiples of 16 bytes. Elsewhere a tile is copied and
+    padded, or scales are applied one by one; a mask is gathered into stored order, float32 [B or 1, Tq, T].
+
+    Uses as many threads as torch, and is safe to call from several. Compiled at the first call for a kv dtype and a
+    number of query rows that share a KV head (as 1, 4, 7 or 8 at a time); the result is kept on disk (`compiled`).
+    Raises UserError for a head_dim above 256, and for values that are not float16, bfloat16 or float32 throughout.
+    """
+    _check(q, layer)
+    batch, q_heads, queries, channels = q.shape
+    heads, kind = layer.fp_k.shape[1], _KINDS[layer.fp_k.dtype]
+    rows = q_heads // heads * queries
+    at_once = _rows_at_once(rows)
+    padded = -(-rows // at_once) * at_once
+    scaled = torch.zeros(batch * heads, padded, CHANNEL_STRIDE)
+    torch.mul(q.reshape(batch * heads, rows, channels).float(), scaling, out=scaled[:, :rows, :channels])
+    table, bias = table_of(layer), _bias(mask, layer.order, queries)
+    bias_at, bias_step = (0, 0) if bias is None else (bias.data_ptr(), 4 * bias.stride(0) if len(bias) > 1 else 0)
+    bounds = _bounds(batch * heads * table.tiles)
+    owned = [range(start // table.tiles, (stop - 1) // table.tiles + 1) for start, stop in pairwise(bounds)]
+    owners = np.array([head for part in owned for head in part])
+    before = [0, *accumulate(len(part) for part in owned)]
+    pieces = torch.empty(len(owners), padded, CHANNEL_STRIDE)
+
+    def work(part: int) -> None:
+        attend_range(
+            (0,) * at_once,
+            kind,
+            table.rows,
+            table.tokens,
+            scaled.data_ptr(),
+            padded,
+            queries,
+            heads,
+            channels,
+            bias_at,
+            bias_step,
+            bounds[part],
+            bounds[part + 1],
+            pieces.data_ptr() + before[part] * 4 * padded * CHANNEL_STRIDE,
+            _workspace(),
+        )
+
+    run_parts(len(owned), work)
+    result = torch.empty(batch * heads, rows, channels)
+    combined(owners, pieces.data_ptr(), padded, result.numpy())
+    return result.view(batch, q_heads, queries, channels).to(q.dtype)
+
+
+def _check(q: Tensor, layer: PackedLayer) -> None:
+    if q.shape[3] > MAX_CHANNELS:
+        raise UserError(
+            f"The model has a head_dim of {q.shape[3]}; the CPU backend takes up to {MAX_CHANNELS}: set "
+            "backend=reference."
+        )
+    if layer.fp_k.dtype not in _KINDS:
+        raise UserError(
+            f"K and V are stored as {layer.fp_k.dtype}; the CPU backend takes float16, bfloat16 and float32: set "
+            "kv_dtype, or backend=reference."
+        )
+    if q.shape[1] % layer.fp_k.shape[1]:
+        raise UserError(f"{q.shape[1]} query heads cannot share {layer.fp_k.shape[1]} KV heads evenly.")
+
+
+def _rows_at_once(rows: int) -> int:
+    """How many query rows share the codes in registers; a code costs about as much as 2.5 products with it."""
+    return min(_ROWS, key=lambda step: -(-rows // step) * (step + 2.5))
+
+
+def _bounds(tiles: int) -> list[int]:
+    """Where the parts of `tiles` tiles begin, and the end."""
+    parts = max(1, min(torch.get_num_threads(), tiles // _GRAIN))
+    return [tiles * part // parts for part in range(parts + 1)]
+
+
+def _bias(mask: Tensor | None, order: Tensor, queries: int) -> Tensor | None:
+    """What is added to scores, float32 [B or 1, Tq, T] in stored order; None: nothing, or causal."""
+    if mask is None and (order.stride(1) == 0 or int(order.amin()) >= 0):
+        return None
+    stored = stored_mask(mask, order, queries)
+    if stored is None:
+        return None
+    if stored.dtype == torch.bool:
+        stored = torch.zeros(stored.shape).masked_fill_(~stored, float(MASKED))
+    return stored[:, 0].float().contiguous()

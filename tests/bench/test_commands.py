@@ -10,6 +10,7 @@ import pytest
 import torch
 from hydra.core.global_hydra import GlobalHydra
 
+from windowquant.bench import overhead
 from windowquant.bench.commands import gpu_sections
 from windowquant.bench.record import load
 from windowquant.errors import UserError
@@ -90,7 +91,9 @@ def test_a_context_that_is_too_large_is_left_out_and_named(call: Run, tmp_path: 
     assert "Left out: tiny, 1 x 96 visual tokens" in (tmp_path / "attention.md").read_text()
 
 
-def test_decode_writes_a_record_tables_and_figures(call: Run, tmp_path: Path) -> None:
+def test_decode_writes_a_record_tables_and_figures(call: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overhead, "EPISODES", 1)
+    overhead.main(tmp_path / "overhead_before.json")
     assert call("decode", *DECODE) == 0
     record = load(tmp_path / "decode.json", "decode")
     rows = record["decode"]
@@ -103,6 +106,8 @@ def test_decode_writes_a_record_tables_and_figures(call: Run, tmp_path: Path) ->
     ours = next(row for row in rows if row["section"] == "batch" and row["contender"] == "windowquant")
     assert sum(ours["bits"].values()) == pytest.approx(1) and 0 < ours["kv_ratio_16_bit"] < 1
     assert {row["part"] for row in record["overhead"]} == {"ours", "ours without kernel", "DynamicCache"}
+    notes = (tmp_path / "decoding.md").read_text()
+    assert "Decode loop, ours without kernel: " in notes and "At commit" in notes  # the record of an earlier version
     assert [row["shape"] for row in record["packing"]] == ["tiny", "tiny"]
     assert {row["search"] for row in record["search"]} >= {"window", "token"}
     table8, table9 = (json.loads((tmp_path / f"table{n}.json").read_text()) for n in (8, 9))

@@ -16,7 +16,7 @@ from windowquant.bench.search import measure_search
 from windowquant.bench.settings import cuda_device, decode_settings, kernel_settings, plain
 from windowquant.bench.shapes import text_shape
 from windowquant.bench.synthetic import random_model
-from windowquant.bench.timing import threads
+from windowquant.bench.timing import threads, undisturbed
 from windowquant.report.bench import build_reports
 
 CPU = torch.device("cpu")
@@ -62,20 +62,21 @@ def _decode_sections(cfg: DictConfig, device: torch.device) -> dict[str, Any]:
     model = random_model(shape, settings.dtype, device)
     rows = measure_decode(settings, model, device, tell)
     tell("packing, search, overhead ...")
-    with threads(max(settings.threads)):
-        packing = [measure_packing(model, shape, visual, cfg.packing.repeats) for visual in cfg.packing.visual_tokens]
-        small = text_shape(cfg.packing.small_shape)
-        small_model = random_model(small, dtype_of("float32"), device)
-        packing_small = [
-            measure_packing(small_model, small, visual, 5 * cfg.packing.repeats)
-            for visual in cfg.packing.small_visual_tokens
+    small = random_model(text_shape(cfg.packing.small_shape), dtype_of("float32"), device)
+    with threads(max(settings.threads)), undisturbed(settings.realtime):
+        packing = [
+            {"shape": name, **measure_packing(each, text_shape(name), visual, repeats)}
+            for name, each, counts, repeats in (
+                (settings.shape, model, cfg.packing.visual_tokens, cfg.packing.repeats),
+                (cfg.packing.small_shape, small, cfg.packing.small_visual_tokens, 5 * cfg.packing.repeats),
+            )
+            for visual in counts
         ]
         search = measure_search(shape, cfg.search.visual_tokens, settings.dtype, device, cfg.search.rounds)
     return {
         "decode": rows,
         "attention": measure_kernels(table9, device)["kernels"],
-        "packing": [{"shape": settings.shape, **row} for row in packing]
-        + [{"shape": cfg.packing.small_shape, **row} for row in packing_small],
+        "packing": packing,
         "search": search,
         "overhead": measure_overhead(cfg.overhead.episodes, settings.realtime),
     }

@@ -1,5 +1,10 @@
-"""What a decode step costs a layer in Python, next to `DynamicCache`: everything but the attention kernel itself."""
+"""What a decode step costs a layer in Python, next to `DynamicCache`: everything but the attention kernel itself.
 
+`python -m windowquant.bench.overhead <file.json>` measures it alone, to compare versions.
+"""
+
+import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -8,6 +13,7 @@ from transformers.cache_utils import DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from windowquant.attention import windowquant_attention
+from windowquant.bench import record
 from windowquant.bench.contenders import Attention
 from windowquant.bench.shapes import TextShape, mixed_bits
 from windowquant.bench.synthetic import AFTER, BEFORE, packed_layer, random_kv
@@ -16,7 +22,7 @@ from windowquant.core.packed import PackedLayer
 from windowquant.kernels import get_backend
 
 CPU = torch.device("cpu")
-WINDOW, WINDOWS, STEPS = 32, 8, 64
+WINDOW, WINDOWS, STEPS, EPISODES = 32, 8, 64, 20
 SHAPE = TextShape(layers=1, hidden=128, intermediate=128, heads=4, kv_heads=2, vocabulary=32)
 
 
@@ -63,3 +69,12 @@ def _steps(k: Tensor, v: Tensor) -> tuple[dict[str, Step], dict[str, Step]]:
         "DynamicCache": step(stock, sdpa_attention_forward),
     }
     return light, {"ours": step(whole, windowquant_attention)}
+
+
+def main(path: Path) -> None:
+    """Write a record of the overhead alone, to be kept beside those of later versions."""
+    record.write(path, "overhead", {"episodes": EPISODES}, CPU, {"overhead": measure_overhead(EPISODES)})
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

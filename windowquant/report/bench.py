@@ -69,7 +69,8 @@ def _decode(record: Mapping[str, Any], source: dict[str, Any], folder: Path, suf
     shape = record["settings"]["decode"]["shape"]
     about = f"random weights of the {shape} size, synthetic cache; no trained model"
     rows = record["decode"]
-    written = write(_all_rows(rows, source, about, record), folder, f"decoding{suffix}")
+    before = _before(folder / "overhead_before.json")
+    written = write(_all_rows(rows, source, about, record, before), folder, f"decoding{suffix}")
     written += write(_table8(rows, source, about), folder, f"table8{suffix}")
     written += write(_table9(record, source, about), folder, f"table9{suffix}")
     figures = {
@@ -84,7 +85,9 @@ def _decode(record: Mapping[str, Any], source: dict[str, Any], folder: Path, suf
     return written + _targets(decode_targets(record), source, folder, f"targets_decode{suffix}")
 
 
-def _all_rows(rows: list[dict[str, Any]], source: dict[str, Any], about: str, record: Mapping[str, Any]) -> BenchTable:
+def _all_rows(
+    rows: list[dict[str, Any]], source: dict[str, Any], about: str, record: Mapping[str, Any], before: list[str]
+) -> BenchTable:
     columns = {
         "section": lambda row: row["section"],
         "contender": lambda row: row["contender"],
@@ -96,11 +99,6 @@ def _all_rows(rows: list[dict[str, Any]], source: dict[str, Any], about: str, re
         "peak RSS growth, MiB": _peak,
         "share at 16/4/2 bits": _bits,
     }
-    overhead = [
-        f"{row['part']}: {1e6 * row['seconds']['median']:.1f} us a layer and step "
-        f"({1e6 * row['seconds']['q25']:.1f} to {1e6 * row['seconds']['q75']:.1f})."
-        for row in record["overhead"]
-    ]
     packing = [
         f"Packing {row['shape']}, {row['visual_tokens']:,} visual tokens, {row['dtype']}: "
         f"{1e3 * row['pack']['median']:.3g} ms, {100 * row['pack_of_prefill']:.1f} % of the prefill's "
@@ -115,12 +113,30 @@ def _all_rows(rows: list[dict[str, Any]], source: dict[str, Any], about: str, re
         "The cache was filled with random K and V, and a packed one planned from random embeddings at the method's own "
         "alpha, with the stand-in's layer sensitivities stretched over the layers.",
         "A step is the forward pass of one token a request and its argmax; generate's own bookkeeping is not in it.",
-        *overhead,
+        *_overhead(record["overhead"], "Decode loop"),
+        *before,
         *packing,
         *search,
         *skipped(rows),
     ]
     return BenchTable(f"Decoding ({about})", columns, measured(rows), source, notes=notes)
+
+
+def _overhead(rows: Iterable[Row], what: str) -> list[str]:
+    return [
+        f"{what}, {row['part']}: {1e6 * row['seconds']['median']:.1f} us a layer and step "
+        f"({1e6 * row['seconds']['q25']:.1f} to {1e6 * row['seconds']['q75']:.1f}, at best "
+        f"{1e6 * row['seconds']['min']:.1f})."
+        for row in rows
+    ]
+
+
+def _before(path: Path) -> list[str]:
+    """What the decode loop cost before it was made lighter, if that record is kept here."""
+    if not path.is_file():
+        return []
+    record = load(path, "overhead")
+    return _overhead(record["overhead"], f"At commit {str(record['machine']['git_commit'])[:10]}")
 
 
 def _table8(rows: list[dict[str, Any]], source: dict[str, Any], about: str) -> BenchTable:

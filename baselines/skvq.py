@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from windowquant.cache.streaming.clusters import ClusterCodec
 from windowquant.cache.streaming.rules import Sliding
 from windowquant.cache.streaming.track import Scheme
+from windowquant.calibrate.clips import DrawnAttention, search_clips
 from windowquant.calibrate.statistics import Statistics, load_statistics
 from windowquant.core.plan import KVShape
 from windowquant.errors import UserError
@@ -19,7 +20,6 @@ from windowquant.streaming_method import Schemes, StreamingMethod
 
 Clips = Literal["constant", "searched"]
 _LEVELS = {1.5: 3, 2: 4, 4: 16, 8: 256}
-_CLIPS = [round(1 - 0.02 * step, 2) for step in range(26)]  # 1.0 to 0.5
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,10 @@ class Skvq(StreamingMethod):
     came one at a time.
 
     k_bits, v_bits: 1.5, 2, 4 or 8. group: channels of a cluster on average; a layer with fewer has one cluster. clips:
-    "constant" (official code: `clip` for every cluster) or "searched" (variant: for each cluster the clip, 0.5 to 1, of
-    least squared error on calibrated tokens; the paper searches by the error of the attention's output). pre_rope: code
-    K as it was before RoPE. statistics: "calibrated" (the file beside the checkpoint) or a file of
-    `windowquant.calibrate.statistics`.
+    "constant" (official code: `clip` for every cluster) or "searched" (the paper, whose code does not do it, hence a
+    variant: for each cluster the clip, 0.5 to 1, that keeps the output of attention closest, K and V apart, here among
+    drawn tokens of the calibration prompts; see `windowquant.calibrate.clips`). pre_rope: code K as it was before RoPE.
+    statistics: "calibrated" (the file beside the checkpoint) or a file of `windowquant.calibrate.statistics`.
     """
 
     k_bits: float = 2.0
@@ -100,17 +100,15 @@ class Skvq(StreamingMethod):
         return Sliding(self.window, self.sinks, before=True)
 
     def _statistics(self, model: PreTrainedModel) -> Statistics:
-        found = load_statistics(model, None if self.statistics == "calibrated" else self.statistics)
-        if self.clips == "searched" and "value.drawn" not in found.tensors:
-            raise UserError("The statistics file holds no drawn tokens to search clips on; make it again.")
-        return found
+        return load_statistics(model, None if self.statistics == "calibrated" else self.statistics)
 
     def _codec(self, found: Statistics, name: str, layer: int, bits: float) -> ClusterCodec:
         low, high = (found.tensors[f"{name}.{end}"][layer].flatten() for end in ("low", "high"))
         members = clusters(low, high, max(1, len(low) // self.group))
-        count, levels = int(members.max()) + 1, _LEVELS[bits]
-        codec = ClusterCodec(members, torch.full((count,), self.clip), levels, self.fp8)
-        return searched(codec, found.tensors[f"{name}.drawn"][layer]) if self.clips == "searched" else codec
+        codec = ClusterCodec(members, torch.full((int(members.max()) + 1,), self.clip), _LEVELS[bits], self.fp8)
+        if self.clips == "constant":
+            return codec
+        return searched(codec, found.drawn(layer), is_key=name != "value", pre_rope=self.pre_rope)
 
 
 def clusters(low: Tensor, high: Tensor, count: int) -> Tensor:
@@ -122,13 +120,20 @@ def clusters(low: Tensor, high: Tensor, count: int) -> Tensor:
     return torch.from_numpy(np.unique(labels, return_inverse=True)[1]).long()
 
 
-def searched(codec: ClusterCodec, tokens: Tensor) -> ClusterCodec:
-    """The codec with each cluster's clip of least squared error on `tokens` [n, H, D]."""
-    x, best = tokens.transpose(0, 1)[None], torch.full((len(codec.sizes),), torch.inf)
-    clips = torch.ones(len(best))
-    for clip in _CLIPS:
-        tried = ClusterCodec(codec.members, torch.full_like(clips, clip), codec.levels, codec.fp8)
-        wrong = (tried.decode(tried.encode(x, "drawn tokens"), len(tokens[0])) - x.float()).square().mean((0, 2))
-        error = torch.zeros_like(best).index_add_(0, codec.members, wrong.flatten())
-        clips, best = torch.where(error < best, clip, clips), torch.minimum(error, best)
-    return ClusterCodec(codec.members, clips, codec.levels, codec.fp8)
+def searched(codec: ClusterCodec, drawn: DrawnAttention, is_key: bool, pre_rope: bool) -> ClusterCodec:
+    """The codec with the clips that keep the output of attention among the drawn tokens closest."""
+
+    def error(clips: Tensor) -> float:
+        return output_error(replace(codec, clips=clips), drawn, is_key, pre_rope)
+
+    return replace(codec, clips=search_clips(len(codec.sizes), error))
+
+
+def output_error(codec: ClusterCodec, drawn: DrawnAttention, is_key: bool, pre_rope: bool) -> float:
+    """Mean squared error of the attention's output if the drawn tokens' K (before RoPE or after) or V are coded."""
+    x = drawn.value if not is_key else drawn.unrotated_key if pre_rope else drawn.key
+    tokens = x.transpose(0, 1)[None]
+    read = codec.decode(codec.encode(tokens, "drawn tokens"), tokens.shape[1])[0].transpose(0, 1)
+    if not is_key:
+        return drawn.value_error(read)
+    return drawn.key_error(drawn.rotated(read) if pre_rope else read)

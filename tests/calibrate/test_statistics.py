@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests.vlm import batch_inputs, tiny_model, video_ids, video_inputs, words
-from windowquant.calibrate.statistics import FILE_NAME, Statistics, load_statistics, measure_statistics
+from windowquant.calibrate.statistics import FILE_NAME, Drawn, Statistics, load_statistics, measure_statistics
 from windowquant.errors import UserError
 
 SAMPLES = [video_inputs(frames=4), video_inputs(frames=6, after=9, seed=3)]
@@ -64,6 +64,20 @@ def test_ranges_are_those_of_all_tokens_of_all_samples() -> None:
             torch.testing.assert_close(found.tensors[f"{name}.low"][layer], x.amin(0).float(), rtol=1e-4, atol=1e-4)
             torch.testing.assert_close(found.tensors[f"{name}.high"][layer], x.amax(0).float(), rtol=1e-4, atol=1e-4)
             torch.testing.assert_close(found.peak(name)[layer], x.abs().amax(0).float(), rtol=1e-4, atol=1e-4)
+
+
+def test_drawn_tokens_are_evenly_spread_over_each_sample() -> None:
+    model = tiny_model(**SHAPE)
+    found = measure_statistics(model, SAMPLES, [Drawn(per_prompt=5)])
+    each = [plain_states(model, sample) for sample in SAMPLES]
+    for layer in range(2):
+        drawn = found.drawn(layer)
+        assert drawn.sample.tolist() == [0] * 5 + [1] * 5
+        for name in ("query", "key", "value", "unrotated_key"):
+            want = [x[torch.linspace(0, len(x) - 1, 5).round().long()] for x in (s[layer][name] for s in each)]
+            torch.testing.assert_close(getattr(drawn, name), torch.cat(want).half(), rtol=2e-3, atol=2e-3)
+    short = measure_statistics(model, SAMPLES[:1], [Drawn(per_prompt=1000)])
+    assert len(short.drawn(0).query) == SAMPLES[0]["input_ids"].shape[1], "all of them"
 
 
 def test_padding_does_not_count() -> None:

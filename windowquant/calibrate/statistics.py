@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from windowquant.calibrate.clips import DRAWN, DrawnAttention
 from windowquant.calibrate.origin import Origin, model_name, run_samples
 from windowquant.calibrate.states import States, watch_states
 from windowquant.errors import UserError
@@ -61,21 +62,27 @@ class Ranges:
 
 
 class Drawn:
-    """Some tokens of each prompt as they are: `<states>.drawn`, float16 [L, n, H, D], for keys before RoPE and values.
+    """Some tokens of each prompt as they are: `<states>.drawn`, float16 [L, n, heads, D], see `States`, and of which
+    prompt each one is: `sample.drawn`, int32 [L, n].
 
-    per_prompt: how many, evenly spread over the prompt (all of them where it has fewer).
+    per_prompt: how many, evenly spread over the prompt (all of them where it has fewer). A prompt of several rows
+    counts as one, so give one row at a time.
     """
 
     def __init__(self, per_prompt: int = 16) -> None:
         self._per_prompt = per_prompt
-        self._found: dict[str, dict[int, list[Tensor]]] = {"unrotated_key": {}, "value": {}}
+        self._found: dict[str, dict[int, list[Tensor]]] = {}
 
     def seen(self, layer: int, states: States) -> None:
         count = len(states.value)
         picked = torch.linspace(0, count - 1, min(count, self._per_prompt)).round().long()
-        for name, layers in self._found.items():
-            x = getattr(states, name)
-            layers.setdefault(layer, []).append(x[picked.to(x.device)].half().cpu())
+        for name, x in vars(states).items():
+            self._add(name, layer, x[picked.to(x.device)].half().cpu())
+        samples = len(self._found.get("sample", {}).get(layer, []))
+        self._add("sample", layer, torch.full((len(picked),), samples, dtype=torch.int32))
+
+    def _add(self, name: str, layer: int, x: Tensor) -> None:
+        self._found.setdefault(name, {}).setdefault(layer, []).append(x)
 
     def tensors(self) -> dict[str, Tensor]:
         return {
@@ -94,6 +101,16 @@ class Statistics:
     def peak(self, states: str) -> Tensor:
         """Largest absolute value of each channel of these states (see `Ranges`): float32 [L, H, D]."""
         return torch.maximum(self.tensors[f"{states}.low"].abs(), self.tensors[f"{states}.high"].abs())
+
+    def drawn(self, layer: int) -> DrawnAttention:
+        """A layer's drawn tokens (see `Drawn`); UserError for a file of a version that drew no queries."""
+        try:
+            return DrawnAttention(*(self.tensors[f"{name}.drawn"][layer] for name in DRAWN))
+        except KeyError:
+            raise UserError(
+                "The statistics file holds no drawn queries to search clips with; make it again with "
+                "scripts/calibrate.py."
+            ) from None
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write safetensors with the origin as JSON in its metadata; the file appears whole or not at all."""

@@ -116,21 +116,34 @@ def test_scores_far_apart() -> None:
     assert relative_error(attend(q, case.layer, None, 40.0), expected) <= 5e-4  # float32 scores of up to 10,000
 
 
+@pytest.mark.parametrize("openmp", [True, False])
 @pytest.mark.parametrize("parts", [1, 2, 3, 7, 50])
-def test_any_number_of_threads_gives_one_result(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_number_of_threads_gives_one_result(parts: int, openmp: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     shape = Shape(batch=2, group=7, window=8)
     case = build(shape, (4, 2, 2, 16, 2, 8, 4, 2))
     monkeypatch.setattr(attention, "_GRAIN", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: parts)
+    if not openmp:
+        monkeypatch.setattr(threads, "_region", lambda: None)
     ran: list[int] = []
 
-    def counted(count: int, work: object) -> None:
+    def counted(function: int, argument: int, count: int) -> None:
         ran.append(count)
-        threads.run_parts(count, work)  # type: ignore[arg-type]
+        threads.run(function, argument, count)
 
-    monkeypatch.setattr(attention, "run_parts", counted)
+    monkeypatch.setattr(attention, "run", counted)
     assert _error(case, shape, 1) <= TOLERANCE
     assert ran == [min(parts, 2 * 2 * 8)]  # 7 windows and the 16-bit block, of 2 heads in 2 requests
+
+
+def test_fewer_threads_than_parts_do_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As OpenMP may have it."""
+    shape = Shape(batch=2, group=7, window=8)
+    case = build(shape, (4, 2, 2, 16, 2, 8, 4, 2))
+    monkeypatch.setattr(attention, "_GRAIN", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 9)
+    monkeypatch.setattr(attention, "run", lambda function, argument, count: threads.run(function, argument, 2))
+    assert _error(case, shape, 1) <= TOLERANCE
 
 
 def test_calls_from_several_threads_at_once() -> None:
@@ -153,23 +166,7 @@ def test_calls_from_several_threads_at_once() -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize("openmp", [True, False])
-def test_parts_run_once_each_and_their_errors_come_back(openmp: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not openmp:
-        monkeypatch.setattr(threads, "_region", lambda: None)
-    ran: list[int] = []
-    threads.run_parts(5, ran.append)
-    assert sorted(ran) == [0, 1, 2, 3, 4]
-
-    def fail(part: int) -> None:
-        if part == 3:
-            raise ValueError("part 3")
-
-    with pytest.raises(ValueError, match="part 3"):
-        threads.run_parts(5, fail)
-
-
-def test_parts_run_in_torchs_own_threads() -> None:
+def test_torchs_own_threads_are_found() -> None:
     assert threads._region() is not None
 
 

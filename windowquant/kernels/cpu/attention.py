@@ -1,7 +1,6 @@
 """Attention over a packed layer on the CPU, in one pass over the codes."""
 
 import threading
-from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
@@ -9,25 +8,19 @@ from torch import Tensor
 
 from windowquant.core.packed import PackedLayer
 from windowquant.errors import UserError
-from windowquant.kernels.cpu.loop import attend_range
-from windowquant.kernels.cpu.steps import MASKED, WORKSPACE, combined
+from windowquant.kernels.cpu import job as j
+from windowquant.kernels.cpu.combine import combined
+from windowquant.kernels.cpu.loop import attend_parts
+from windowquant.kernels.cpu.steps import MASKED, WORKSPACE
 from windowquant.kernels.cpu.table import table_of
-from windowquant.kernels.cpu.threads import run_parts
+from windowquant.kernels.cpu.threads import run
 from windowquant.kernels.cpu.tiles import CHANNEL_STRIDE, MAX_CHANNELS
 from windowquant.kernels.reference import stored_mask
 
-_KV = {torch.float16: np.uint16, torch.bfloat16: np.int16, torch.float32: np.float32}
-_KINDS = {dtype: np.empty(0, kind) for dtype, kind in _KV.items()}
+_KINDS = {torch.float16: np.uint16, torch.bfloat16: np.int16, torch.float32: np.float32}
 _ROWS = (8, 7, 4, 1)  # few, for each is compiled apart
 _GRAIN = 32  # tiles that are worth a thread of their own
-_threads = threading.local()
-
-
-def _workspace() -> int:
-    """Address of this thread's workspace."""
-    if not hasattr(_threads, "work"):
-        _threads.work = torch.empty(WORKSPACE, dtype=torch.uint8)
-    return int(_threads.work.data_ptr())
+_local = threading.local()
 
 
 @torch.no_grad()
@@ -44,43 +37,35 @@ def attend(q: Tensor, layer: PackedLayer, mask: Tensor | None, scaling: float) -
     """
     _check(q, layer)
     batch, q_heads, queries, channels = q.shape
-    heads, kind = layer.fp_k.shape[1], _KINDS[layer.fp_k.dtype]
+    heads = layer.fp_k.shape[1]
     rows = q_heads // heads * queries
     at_once = _rows_at_once(rows)
     padded = -(-rows // at_once) * at_once
     scaled = torch.zeros(batch * heads, padded, CHANNEL_STRIDE)
     torch.mul(q.reshape(batch * heads, rows, channels).float(), scaling, out=scaled[:, :rows, :channels])
     table, bias = table_of(layer), _bias(mask, layer.order, queries)
-    bias_at, bias_step = (0, 0) if bias is None else (bias.data_ptr(), 4 * bias.stride(0) if len(bias) > 1 else 0)
-    bounds = _bounds(batch * heads * table.tiles)
-    owned = [range(start // table.tiles, (stop - 1) // table.tiles + 1) for start, stop in pairwise(bounds)]
-    owners = np.array([head for part in owned for head in part])
-    before = [0, *accumulate(len(part) for part in owned)]
-    pieces = torch.empty(len(owners), padded, CHANNEL_STRIDE)
-
-    def work(part: int) -> None:
-        attend_range(
-            (0,) * at_once,
-            kind,
-            table.rows,
-            table.tokens,
-            scaled.data_ptr(),
-            padded,
-            queries,
-            heads,
-            channels,
-            bias_at,
-            bias_step,
-            bounds[part],
-            bounds[part + 1],
-            pieces.data_ptr() + before[part] * 4 * padded * CHANNEL_STRIDE,
-            _workspace(),
-        )
-
-    run_parts(len(owned), work)
+    parts = max(1, min(torch.get_num_threads(), batch * heads * table.tiles // _GRAIN))
+    pieces = torch.empty(batch * heads + parts, padded, CHANNEL_STRIDE)
+    job = np.zeros(j.SIZE, np.int64)
+    job[j.PARTS] = parts
+    job[j.TABLE], job[j.SEGMENTS] = table.rows.ctypes.data, len(table.rows)
+    job[j.TILES], job[j.TOKENS] = table.tiles, table.tokens
+    job[j.Q], job[j.Q_ROWS], job[j.QUERIES] = scaled.data_ptr(), padded, queries
+    job[j.ALL_HEADS], job[j.HEADS], job[j.CHANNELS] = batch * heads, heads, channels
+    if bias is not None:
+        job[j.BIAS], job[j.BIAS_STEP] = bias.data_ptr(), 4 * bias.stride(0) if len(bias) > 1 else 0
+    job[j.PIECES], job[j.WORK] = pieces.data_ptr(), _workspace(parts)
+    run(attend_parts(at_once, _KINDS[layer.fp_k.dtype]).address, job.ctypes.data, parts)
     result = torch.empty(batch * heads, rows, channels)
-    combined(owners, pieces.data_ptr(), padded, result.numpy())
+    combined(job, result.numpy())
     return result.view(batch, q_heads, queries, channels).to(q.dtype)
+
+
+def _workspace(parts: int) -> int:
+    """Address of workspaces for a call's parts, kept for this thread's next call."""
+    if getattr(_local, "parts", 0) < parts:
+        _local.work, _local.parts = torch.empty(parts * WORKSPACE, dtype=torch.uint8), parts
+    return int(_local.work.data_ptr())
 
 
 def _check(q: Tensor, layer: PackedLayer) -> None:
@@ -101,12 +86,6 @@ def _check(q: Tensor, layer: PackedLayer) -> None:
 def _rows_at_once(rows: int) -> int:
     """How many query rows share the codes in registers; a code costs about as much as 2.5 products with it."""
     return min(_ROWS, key=lambda step: -(-rows // step) * (step + 2.5))
-
-
-def _bounds(tiles: int) -> list[int]:
-    """Where the parts of `tiles` tiles begin, and the end."""
-    parts = max(1, min(torch.get_num_threads(), tiles // _GRAIN))
-    return [tiles * part // parts for part in range(parts + 1)]
 
 
 def _bias(mask: Tensor | None, order: Tensor, queries: int) -> Tensor | None:

@@ -29,16 +29,27 @@ def _folder() -> str | None:
     return str(folder)
 
 
-def compiled(function: Callable[..., Any]) -> Any:
-    """Decorator: compile with Numba at the first call, without the GIL."""
+def _kept(compiler: Callable[..., Any]) -> Any:
+    """What `compiler` makes, given whether to keep the result, with Numba's folder set to ours meanwhile."""
     folder, before = _folder(), numba.config.CACHE_DIR
     if folder is None:
-        return numba.njit(**_OPTIONS)(function)
+        return compiler(False)
     numba.config.CACHE_DIR = folder
     try:
-        return numba.njit(cache=True, **_OPTIONS)(function)
+        return compiler(True)
     finally:
         numba.config.CACHE_DIR = before
+
+
+def compiled(function: Callable[..., Any]) -> Any:
+    """Decorator: compile with Numba at the first call, without the GIL."""
+    return _kept(lambda keep: numba.njit(cache=keep, **_OPTIONS)(function))
+
+
+def compiled_for_c(function: Callable[..., Any]) -> Any:
+    """Compile now, as a C function that takes a void pointer: Numba's object, with `address` and `ctypes`."""
+    signature = numba.types.void(numba.types.voidptr)
+    return _kept(lambda keep: numba.cfunc(signature, cache=keep, error_model="numpy")(function))
 
 
 def inlined(function: Callable[..., Any]) -> Any:

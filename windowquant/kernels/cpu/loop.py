@@ -1,8 +1,8 @@
 """One pass over the tokens of a packed layer for a few query rows at a time, with an online softmax.
 
-Tiles of up to 32 tokens are numbered through all segments (`table`) and heads; a call works on a range of them, so that
-threads share them evenly. What it has of a head at the end, a piece, is the output so far, not yet divided, with the
-largest score and the sum of exponentials of each row; `steps.combined` joins the pieces of a head.
+Tiles of up to 32 tokens are numbered through all segments (`table`) and heads, and cut into parts of equal size, which
+threads take one after the other (`job`). What a part has of a head, a piece, is the output so far, not yet divided,
+with the largest score and the sum of exponentials of each row; `steps.combined` joins the pieces of a head.
 
 With X = scale * Q + shift per window and channel, q . K = (q * scale) . Q + q . shift and the sum of p V is
 scale * (sum of p Q) + (sum of p) * shift; with a scale per token instead, it goes to the scores, and into p. So scales
@@ -11,13 +11,18 @@ are used once per tile, and no K or V is ever dequantized into memory: codes bec
 `rows` and `kv` say by their types what is compiled (`tiles`); the rest as in `steps`.
 """
 
+from functools import lru_cache
 from typing import Any
 
+import numpy as np
+from numba import carray
+
+from windowquant.kernels.cpu import job as j
 from windowquant.kernels.cpu import steps
 from windowquant.kernels.cpu import table as t
-from windowquant.kernels.cpu.compiled import compiled, inlined
+from windowquant.kernels.cpu.compiled import compiled_for_c, inlined
 from windowquant.kernels.cpu.emit import LANES
-from windowquant.kernels.cpu.steps import DOTS, LOWEST, PLANES, QUERIES, ROW, SCORES, TOP, WEIGHTED
+from windowquant.kernels.cpu.steps import DOTS, LOWEST, PLANES, QUERIES, ROW, SCORES, TOP, WEIGHTED, WORKSPACE
 from windowquant.kernels.cpu.tiles import (
     CHUNK,
     TOKENS,
@@ -25,8 +30,10 @@ from windowquant.kernels.cpu.tiles import (
     cleared,
     k_codes,
     k_values,
+    pointer,
     put,
     scaled_queries,
+    taken,
     tile_sums,
     v_codes,
     v_values,
@@ -111,42 +118,20 @@ def _chunk(
         _add(rows, kv, v, (batch, head, window, token), count, out, channels, probs, work)
 
 
-@compiled
-def attend_range(
-    rows: Any,
-    kv: Any,
-    table: Any,
-    tokens: int,
-    q: int,
-    q_rows: int,
-    queries: int,
-    heads: int,
-    channels: int,
-    bias: int,
-    bias_step: int,
-    first: int,
-    last: int,
-    out: int,
-    work: int,
-) -> None:
-    """Work on tiles `first` to `last`, counted through all heads of all requests; see the head of this file.
-
-    rows, kv: as in `tiles`. table: `table.Table.rows`, of `tokens` tokens. q: float32 [B * H, q_rows, CHANNEL_STRIDE],
-    scaled, zero behind `channels`; q_rows a multiple of len(rows), row r being query r % `queries`. bias: float32
-    [queries, tokens], `bias_step` bytes on for each request, or 0 for causal. out: float32 [pieces, q_rows,
-    CHANNEL_STRIDE], which get a row's output, largest score and sum of exponentials behind it. work:
-    WORKSPACE bytes. All but the table are addresses, multiples of 64.
-    """
-    per_head = table[-1, t.FIRST_TILE] + table[-1, t.TILES]
-    at = first
+@inlined
+def _part(rows: Any, kv: Any, job: Any, part: int) -> None:
+    """Work on the tiles of a part, counted through all heads of all requests."""
+    table = carray(pointer(job[j.TABLE]), (job[j.SEGMENTS], t.COLUMNS))
+    per_head, q_rows, work = job[j.TILES], job[j.Q_ROWS], job[j.WORK] + part * WORKSPACE
+    at, last = j.bound(job, part), j.bound(job, part + 1)
     while at < last:
         index, low = at // per_head, at % per_head
-        high, batch = min(per_head, low + last - at), index // heads
+        high, batch, out = min(per_head, low + last - at), index // job[j.HEADS], j.piece(job, index, part)
         cleared(out, q_rows * ROW // 64)
         for row in range(q_rows):
             put(out + row * ROW + TOP, LOWEST)
-        for number_of in range(len(table)):
-            segment = table[number_of]
+        for segment_index in range(len(table)):
+            segment = table[segment_index]
             tile, end = max(low, segment[t.FIRST_TILE]), min(high, segment[t.FIRST_TILE] + segment[t.TILES])
             while tile < end:
                 tiles = min(CHUNK, end - tile)
@@ -156,18 +141,36 @@ def attend_range(
                         kv,
                         segment,
                         batch,
-                        index % heads,
+                        index % job[j.HEADS],
                         tile - segment[t.FIRST_TILE],
                         tiles,
-                        tokens,
-                        q + ROW * (index * q_rows + row),
+                        job[j.TOKENS],
+                        job[j.Q] + ROW * (index * q_rows + row),
                         row,
-                        queries,
-                        channels,
-                        bias + batch * bias_step,
+                        job[j.QUERIES],
+                        job[j.CHANNELS],
+                        job[j.BIAS] + batch * job[j.BIAS_STEP],
                         out + ROW * row,
                         work,
                     )
                 tile += tiles
         at += high - low
-        out += ROW * q_rows
+
+
+@lru_cache
+def attend_parts(rows: int, kv: type[np.generic]) -> Any:
+    """A C function that takes the address of a job (`job`) and works on its parts until none is left.
+
+    Several threads may call it with one job. rows: query rows at a time. kv: uint16 for float16, int16 for bfloat16,
+    or float32. Compiled here, or read from disk.
+    """
+    sized, kind = (0,) * rows, np.empty(0, kv)
+
+    def attend(address: Any) -> None:
+        job = carray(address, j.SIZE, np.int64)
+        part = taken(address)
+        while part < job[j.PARTS]:
+            _part(sized, kind, job, part)
+            part = taken(address)
+
+    return compiled_for_c(attend)

@@ -177,30 +177,3 @@ def softmax(rows: int, tiles: int, out: int, work: int) -> None:
             put(own + TOP, high)
             before = high
         put(own + TOTAL, number(own + TOTAL) + exponentials(scores, before, 2 * tiles))
-
-
-@compiled
-def combined(owners: Any, pieces: int, q_rows: int, result: Any) -> None:
-    """Join the pieces of each head, which lie one behind the other, owners[i] being the head of piece i.
-
-    pieces: float32 [len(owners), q_rows, CHANNEL_STRIDE], with TOP and TOTAL. result: float32 [B * H, rows, D].
-    """
-    first = 0
-    while first < len(owners):
-        last = first + 1
-        while last < len(owners) and owners[last] == owners[first]:
-            last += 1
-        for row in range(result.shape[1]):
-            target, high, whole = result[owners[first], row], LOWEST, np.float32(0)
-            for piece in range(first, last):
-                high = max(high, number(pieces + ROW * (piece * q_rows + row) + TOP))
-            target[:] = 0
-            for piece in range(first, last):
-                source = pieces + ROW * (piece * q_rows + row)
-                weight = np.float32(math.exp(number(source + TOP) - high))
-                whole += weight * number(source + TOTAL)
-                for channel in range(len(target)):
-                    target[channel] += weight * number(source + 4 * channel)
-            for channel in range(len(target)):
-                target[channel] /= whole
-        first = last

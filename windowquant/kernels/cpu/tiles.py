@@ -16,7 +16,7 @@ import numpy as np
 from numba import types
 from numba.extending import intrinsic
 
-from windowquant.kernels.cpu.emit import BYTES, F32, FLOATS, HALVES, I32, LANES, SHORTS, WORDS, Emitter
+from windowquant.kernels.cpu.emit import BYTES, F32, FLOATS, HALVES, I32, I64, LANES, SHORTS, WORDS, Emitter
 
 TOKENS = 2 * LANES
 """Tokens in a tile."""
@@ -395,3 +395,21 @@ def cleared(typing: Any, address: Any, blocks: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64), generate
+
+
+@intrinsic
+def pointer(typing: Any, address: Any) -> Any:
+    """An address as pointer to int64, for `numba.carray`."""
+    kind = types.CPointer(types.int64)
+    return kind(types.int64), lambda context, builder, signature, args: builder.inttoptr(args[0], I64.as_pointer())
+
+
+@intrinsic
+def taken(typing: Any, counter: Any) -> Any:
+    """The int64 that a pointer points to, which grows by one, whatever other threads do."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        place = builder.bitcast(args[0], I64.as_pointer())
+        return builder.atomic_rmw("add", place, I64(1), "monotonic")
+
+    return types.int64(types.voidptr), generate

@@ -24,7 +24,9 @@ class Case:
     """A method, in sizes that suit models of two layers, two KV heads and eight channels.
 
     exact: whether nothing is lost at all. alone: whether a request is answered in a batch as it is alone. recent: of n
-    columns, of which the first p are the prompt, how many of the newest tokens must be exact.
+    columns, of which the first p are the prompt, how many of the newest tokens must be exact. held: of n tokens, bits
+    an element (mean of K and V) that the one at a position takes by the published formula, scales included; None where
+    text is in 16 bit and the video's bytes are the rest. refusal: why default options do not suit these models, if so.
     """
 
     name: str
@@ -32,6 +34,8 @@ class Case:
     exact: bool = False
     alone: bool = True
     recent: Callable[[int, int], int] = lambda n, p: n - p
+    held: Callable[[int, int], float] | None = None
+    refusal: str = ""
 
     def method(self, architecture: str, folder: Path) -> Method:
         """The method, calibrated for this architecture where it must be."""
@@ -42,12 +46,27 @@ class Case:
 
     @property
     def id(self) -> str:
-        return "-".join([self.name, *(str(v) for k, v in self.params.items() if k in ("zero_point", "granularity"))])
+        return "-".join(
+            [self.name, *(str(v) for k, v in self.params.items() if k in ("zero_point", "granularity", "importance"))]
+        )
 
 
 W = {"window_size": 4}
 PLANNED = {**W, "sensitivity": (0.45, 0.6)}
 MEASURED = {"statistics": "measured"}
+SKVQ = {"group": 8, "window": 8, "sinks": 2}
+NO_STATISTICS, NO_SENSITIVITY = "There is no statistics file", "There is no windowquant_calibration.json"
+
+
+def _kivi(position: int, n: int) -> float:
+    """2 bits and 32 / 8 for scale and minimum of a group of 8; K is coded in blocks of 16, V but for the newest 16."""
+    coded = (position < n - n % 16, position < n - 16)
+    return sum(2 + 32 / 8 if each else 16 for each in coded) / 2
+
+
+def _skvq(position: int, n: int) -> float:
+    """2 bits and 2 x 8 for each of 2 clusters of the 16 channels, but for 2 sinks and the newest 8."""
+    return 2 + 2 * 2 * 8 / 16 if 2 <= position < n - 8 else 16
 
 
 def _residual(n: int, p: int) -> int:
@@ -61,20 +80,21 @@ CASES = [
     Case("fewer_frames", {"kv_dtype": "model"}, exact=True),
     Case("no_video"),
     Case("no_span"),
-    Case("windowquant", PLANNED, alone=False),  # its requests vote
-    Case("random_plan", PLANNED, alone=False),
+    Case("windowquant", PLANNED, alone=False, refusal=NO_SENSITIVITY),  # its requests vote
+    Case("random_plan", PLANNED, alone=False, refusal=NO_SENSITIVITY),
     Case("token_level", {"importance": "similarity"}, alone=False),
+    Case("token_level", {"importance": "attention"}, alone=False),
     Case("uniform_int4", W),
     Case("rtn_int8", W),
     Case("rtn_int4", W),
     Case("rtn_int2", W),
     Case("rtn", {**W, "zero_point": "symmetric", "granularity": "token_all"}),
-    Case("smoothquant", {**W, **MEASURED}),
-    Case("smoothquant_int4", {**W, **MEASURED}),
-    Case("smoothquant_static", {**W, **MEASURED}),
+    Case("smoothquant", {**W, **MEASURED}, refusal=NO_STATISTICS),
+    Case("smoothquant_int4", {**W, **MEASURED}, refusal=NO_STATISTICS),
+    Case("smoothquant_static", {**W, **MEASURED}, refusal=NO_STATISTICS),
     Case("smoothquant_token", W),
-    Case("kivi", {"group": 8, "residual": 16}, recent=lambda n, p: n % 16),
-    Case("skvq", {"group": 8, "window": 8, "sinks": 2, **MEASURED}, recent=lambda n, p: 8),
+    Case("kivi", {"group": 8, "residual": 16}, recent=lambda n, p: n % 16, held=_kivi, refusal="head_dim 8"),
+    Case("skvq", {**SKVQ, **MEASURED}, recent=lambda n, p: 8, held=_skvq, refusal=NO_STATISTICS),
     Case("hf_quanto", {"q_group_size": 8}, recent=_residual),
     Case("hf_hqq", {"q_group_size": 4}, recent=_residual),
     Case("hf_fp8", alone=False, recent=lambda n, p: 0),  # one scale for the whole batch, nothing exact

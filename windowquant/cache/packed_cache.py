@@ -92,7 +92,7 @@ class PackedCache(RequestCache):
         return columns  # what follows the video is kept in 16 bit, in order
 
     def go_back(self, columns: int, prompt: Prompt) -> None:
-        times = self.layers[0].state().stored.kept.k.shape[0] // prompt.batch
+        times = self.layers[0].rows() // prompt.batch
         if times > 1:  # beams and several answers of a prompt differ after its end only
             self.batch_select_indices(torch.arange(prompt.batch) * times)
         for layer in self.layers:  # a pass that was interrupted leaves some layers ahead of others

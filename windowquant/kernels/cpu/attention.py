@@ -1,6 +1,7 @@
 """Attention over a packed layer on the CPU, in one pass over the codes."""
 
 import threading
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -9,7 +10,6 @@ from torch import Tensor
 from windowquant.core.packed import PackedLayer
 from windowquant.errors import UserError
 from windowquant.kernels.cpu import job as j
-from windowquant.kernels.cpu.combine import combined
 from windowquant.kernels.cpu.loop import attend_parts
 from windowquant.kernels.cpu.steps import MASKED, WORKSPACE
 from windowquant.kernels.cpu.table import table_of
@@ -41,24 +41,24 @@ def attend(q: Tensor, layer: PackedLayer, mask: Tensor | None, scaling: float) -
     rows = q_heads // heads * queries
     at_once = _rows_at_once(rows)
     padded = -(-rows // at_once) * at_once
-    scaled = torch.zeros(batch * heads, padded, CHANNEL_STRIDE)
-    torch.mul(q.reshape(batch * heads, rows, channels).float(), scaling, out=scaled[:, :rows, :channels])
     table, bias = table_of(layer), _bias(mask, layer.order, queries)
     parts = max(1, min(torch.get_num_threads(), batch * heads * table.tiles // _GRAIN))
-    pieces = torch.empty(batch * heads + parts, padded, CHANNEL_STRIDE)
+    given, out = q.reshape(batch * heads, rows, channels).float(), torch.empty(batch * heads, rows, channels)
+    buffers = torch.empty(2, batch * heads + parts, padded, CHANNEL_STRIDE)
     job = np.zeros(j.SIZE, np.int64)
     job[j.PARTS] = parts
     job[j.TABLE], job[j.SEGMENTS] = table.rows.ctypes.data, len(table.rows)
     job[j.TILES], job[j.TOKENS] = table.tiles, table.tokens
-    job[j.Q], job[j.Q_ROWS], job[j.QUERIES] = scaled.data_ptr(), padded, queries
+    job[j.Q], job.view(np.float32)[2 * j.SCALING] = given.data_ptr(), scaling
+    job[j.ROWS], job[j.PADDED_ROWS], job[j.QUERIES] = rows, padded, queries
     job[j.ALL_HEADS], job[j.HEADS], job[j.CHANNELS] = batch * heads, heads, channels
     if bias is not None:
         job[j.BIAS], job[j.BIAS_STEP] = bias.data_ptr(), 4 * bias.stride(0) if len(bias) > 1 else 0
-    job[j.PIECES], job[j.WORK] = pieces.data_ptr(), _workspace(parts)
+    job[j.SCALED] = buffers.data_ptr()
+    job[j.PIECES] = job[j.SCALED] + 4 * buffers.stride(0)
+    job[j.WORK], job[j.OUT] = _workspace(parts), out.data_ptr()
     run(attend_parts(at_once, _KINDS[layer.fp_k.dtype]).address, job.ctypes.data, parts)
-    result = torch.empty(batch * heads, rows, channels)
-    combined(job, result.numpy())
-    return result.view(batch, q_heads, queries, channels).to(q.dtype)
+    return out.view(batch, q_heads, queries, channels).to(q.dtype)
 
 
 def _workspace(parts: int) -> int:
@@ -83,6 +83,7 @@ def _check(q: Tensor, layer: PackedLayer) -> None:
         raise UserError(f"{q.shape[1]} query heads cannot share {layer.fp_k.shape[1]} KV heads evenly.")
 
 
+@lru_cache
 def _rows_at_once(rows: int) -> int:
     """How many query rows share the codes in registers; a code costs about as much as 2.5 products with it."""
     return min(_ROWS, key=lambda step: -(-rows // step) * (step + 2.5))

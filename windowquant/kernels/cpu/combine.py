@@ -1,4 +1,4 @@
-"""Joining what the parts of a job have of each head."""
+"""What parts of a job do before and after their pass over the tokens."""
 
 import math
 from typing import Any
@@ -8,24 +8,42 @@ import numpy as np
 from windowquant.kernels.cpu import job as j
 from windowquant.kernels.cpu.compiled import compiled
 from windowquant.kernels.cpu.steps import LOWEST, ROW, TOP, TOTAL
-from windowquant.kernels.cpu.tiles import number
+from windowquant.kernels.cpu.tiles import cleared, number, put
 
 
 @compiled
-def combined(job: Any, result: Any) -> None:
-    """Join the pieces of each head that the parts of a job left; result: float32 [B * H, rows, D]."""
-    for head in range(len(result)):
+def begin(job: Any, head: int, part: int) -> None:
+    """The queries of a head, scaled, zero behind channels and rows; and an empty piece."""
+    scaled, rows, channels = job[j.SCALED] + j.piece(job, head, part), job[j.ROWS], job[j.CHANNELS]
+    cleared(scaled, job[j.PADDED_ROWS] * ROW // 64)
+    scaling = number(np.int64(job.ctypes.data) + 8 * j.SCALING)
+    for row in range(rows):
+        source = job[j.Q] + 4 * channels * (head * rows + row)
+        for channel in range(channels):
+            put(scaled + ROW * row + 4 * channel, number(source + 4 * channel) * scaling)
+    out = job[j.PIECES] + j.piece(job, head, part)
+    cleared(out, job[j.PADDED_ROWS] * ROW // 64)
+    for row in range(job[j.PADDED_ROWS]):
+        put(out + ROW * row + TOP, LOWEST)
+
+
+@compiled
+def combine(job: Any) -> None:
+    """Join the pieces that all parts have of each head."""
+    rows, channels = job[j.ROWS], job[j.CHANNELS]
+    for head in range(job[j.ALL_HEADS]):
         first, last = j.part_of(job, head * job[j.TILES]), j.part_of(job, (head + 1) * job[j.TILES] - 1)
-        for row in range(result.shape[1]):
-            target, high, whole = result[head, row], LOWEST, np.float32(0)
+        for row in range(rows):
+            target, high, whole = job[j.OUT] + 4 * channels * (head * rows + row), LOWEST, np.float32(0)
             for part in range(first, last + 1):
-                high = max(high, number(j.piece(job, head, part) + ROW * row + TOP))
-            target[:] = 0
+                high = max(high, number(job[j.PIECES] + j.piece(job, head, part) + ROW * row + TOP))
+            for at in range(0, 4 * channels, 4):
+                put(target + at, np.float32(0))
             for part in range(first, last + 1):
-                source = j.piece(job, head, part) + ROW * row
+                source = job[j.PIECES] + j.piece(job, head, part) + ROW * row
                 weight = np.float32(math.exp(number(source + TOP) - high))
                 whole += weight * number(source + TOTAL)
-                for channel in range(len(target)):
-                    target[channel] += weight * number(source + 4 * channel)
-            for channel in range(len(target)):
-                target[channel] /= whole
+                for at in range(0, 4 * channels, 4):
+                    put(target + at, number(target + at) + weight * number(source + at))
+            for at in range(0, 4 * channels, 4):
+                put(target + at, number(target + at) / whole)

@@ -12,7 +12,7 @@ from llvmlite import ir
 from numba.core import cgutils
 
 LANES = 16
-I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
+BIT, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 F32 = ir.FloatType()
 FLOATS, WORDS = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
 HALVES, SHORTS, BYTES = (ir.VectorType(kind, LANES) for kind in (ir.HalfType(), I16, I8))

@@ -5,24 +5,27 @@ from typing import Any
 from windowquant.kernels.cpu.compiled import inlined
 from windowquant.kernels.cpu.steps import ROW
 
-NEXT_PART = 0
-"""Parts that threads have taken; must be 0, the first entry, before."""
-PARTS = 1
-TABLE = 2
+NEXT_PART, DONE = 0, 1
+"""Parts that threads have taken, and those they have done; 0 before."""
+PARTS = 2
+TABLE = 3
 """Address of `table.Table.rows`."""
-SEGMENTS, TILES, TOKENS = 3, 4, 5
+SEGMENTS, TILES, TOKENS = 4, 5, 6
 """Rows of the table, and what it holds, per head."""
-Q = 6
-"""Address of the queries, float32 [B * H, Q_ROWS, CHANNEL_STRIDE], scaled, zero behind the channels."""
-Q_ROWS, QUERIES = 7, 8
-"""A multiple of the rows at a time; query tokens: row r is of query r % QUERIES."""
-ALL_HEADS, HEADS, CHANNELS = 9, 10, 11
+Q, SCALING = 7, 8
+"""Address of the queries, float32 [B * H, ROWS, CHANNELS], and what they are multiplied with, a float32."""
+ROWS, PADDED_ROWS, QUERIES = 9, 10, 11
+"""Query rows of a head; up to a multiple of the rows at a time; query tokens: row r is of query r % QUERIES."""
+ALL_HEADS, HEADS, CHANNELS = 12, 13, 14
 """B * H, H, D."""
-BIAS, BIAS_STEP = 12, 13
+BIAS, BIAS_STEP = 15, 16
 """Address of what is added to scores, float32 [QUERIES, TOKENS], and bytes to the next request's; 0: causal."""
-PIECES, WORK = 14, 15
-"""Addresses of B * H + PARTS pieces, float32 [Q_ROWS, CHANNEL_STRIDE], and of PARTS times WORKSPACE bytes."""
-SIZE = 16
+SCALED, PIECES = 17, 18
+"""Addresses of the queries as parts use them and of what parts have of heads, both float32 [B * H + PARTS,
+PADDED_ROWS, CHANNEL_STRIDE]."""
+WORK, OUT = 19, 20
+"""Addresses of PARTS times WORKSPACE bytes, and of the result, float32 [B * H, ROWS, CHANNELS]."""
+SIZE = 21
 
 
 @inlined
@@ -33,8 +36,8 @@ def bound(job: Any, part: int) -> int:
 
 @inlined
 def piece(job: Any, head: int, part: int) -> int:
-    """Address of what a part has of a head. Parts follow each other, so no two pieces have one sum of both."""
-    return job[PIECES] + (head + part) * job[Q_ROWS] * ROW
+    """Bytes to what a part has of a head. Parts follow each other, so no two pieces have one sum of both."""
+    return (head + part) * job[PADDED_ROWS] * ROW
 
 
 @inlined

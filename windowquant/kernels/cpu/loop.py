@@ -2,7 +2,7 @@
 
 Tiles of up to 32 tokens are numbered through all segments (`table`) and heads, and cut into parts of equal size, which
 threads take one after the other (`job`). What a part has of a head, a piece, is the output so far, not yet divided,
-with the largest score and the sum of exponentials of each row; `steps.combined` joins the pieces of a head.
+with the largest score and the sum of exponentials of each row; `combine` joins the pieces of a head.
 
 With X = scale * Q + shift per window and channel, q . K = (q * scale) . Q + q . shift and the sum of p V is
 scale * (sum of p Q) + (sum of p) * shift; with a scale per token instead, it goes to the scores, and into p. So scales
@@ -20,9 +20,10 @@ from numba import carray
 from windowquant.kernels.cpu import job as j
 from windowquant.kernels.cpu import steps
 from windowquant.kernels.cpu import table as t
+from windowquant.kernels.cpu.combine import begin, combine
 from windowquant.kernels.cpu.compiled import compiled_for_c, inlined
 from windowquant.kernels.cpu.emit import LANES
-from windowquant.kernels.cpu.steps import DOTS, LOWEST, PLANES, QUERIES, ROW, SCORES, TOP, WEIGHTED, WORKSPACE
+from windowquant.kernels.cpu.steps import DOTS, PLANES, QUERIES, ROW, SCORES, WEIGHTED, WORKSPACE
 from windowquant.kernels.cpu.tiles import (
     CHUNK,
     TOKENS,
@@ -31,7 +32,6 @@ from windowquant.kernels.cpu.tiles import (
     k_codes,
     k_values,
     pointer,
-    put,
     scaled_queries,
     taken,
     tile_sums,
@@ -122,20 +122,18 @@ def _chunk(
 def _part(rows: Any, kv: Any, job: Any, part: int) -> None:
     """Work on the tiles of a part, counted through all heads of all requests."""
     table = carray(pointer(job[j.TABLE]), (job[j.SEGMENTS], t.COLUMNS))
-    per_head, q_rows, work = job[j.TILES], job[j.Q_ROWS], job[j.WORK] + part * WORKSPACE
+    per_head, padded, work = job[j.TILES], job[j.PADDED_ROWS], job[j.WORK] + part * WORKSPACE
     at, last = j.bound(job, part), j.bound(job, part + 1)
     while at < last:
         index, low = at // per_head, at % per_head
-        high, batch, out = min(per_head, low + last - at), index // job[j.HEADS], j.piece(job, index, part)
-        cleared(out, q_rows * ROW // 64)
-        for row in range(q_rows):
-            put(out + row * ROW + TOP, LOWEST)
+        high, batch, piece = min(per_head, low + last - at), index // job[j.HEADS], j.piece(job, index, part)
+        begin(job, index, part)
         for segment_index in range(len(table)):
             segment = table[segment_index]
             tile, end = max(low, segment[t.FIRST_TILE]), min(high, segment[t.FIRST_TILE] + segment[t.TILES])
             while tile < end:
                 tiles = min(CHUNK, end - tile)
-                for row in range(0, q_rows, len(rows)):
+                for row in range(0, padded, len(rows)):
                     _chunk(
                         rows,
                         kv,
@@ -145,12 +143,12 @@ def _part(rows: Any, kv: Any, job: Any, part: int) -> None:
                         tile - segment[t.FIRST_TILE],
                         tiles,
                         job[j.TOKENS],
-                        job[j.Q] + ROW * (index * q_rows + row),
+                        job[j.SCALED] + piece + ROW * row,
                         row,
                         job[j.QUERIES],
                         job[j.CHANNELS],
                         job[j.BIAS] + batch * job[j.BIAS_STEP],
-                        out + ROW * row,
+                        job[j.PIECES] + piece + ROW * row,
                         work,
                     )
                 tile += tiles
@@ -168,9 +166,11 @@ def attend_parts(rows: int, kv: type[np.generic]) -> Any:
 
     def attend(address: Any) -> None:
         job = carray(address, j.SIZE, np.int64)
-        part = taken(address)
+        part = taken(address, j.NEXT_PART)
         while part < job[j.PARTS]:
             _part(sized, kind, job, part)
-            part = taken(address)
+            if taken(address, j.DONE) == job[j.PARTS] - 1:
+                combine(job)
+            part = taken(address, j.NEXT_PART)
 
     return compiled_for_c(attend)

@@ -52,11 +52,11 @@ def table_of(layer: PackedLayer) -> Table:
     count = k.shape[2]
     if not count:
         return known
-    own, segments = -(-count // TOKENS), len(known.rows)
-    rows = np.empty((segments + 1, COLUMNS), np.int64)
-    rows[:segments] = known.rows
-    kept = _value_columns(k, True, *k.stride()), _value_columns(v, False, *v.stride())
-    rows[segments] = (known.tiles, own, own, count, known.tokens, *kept[0], *kept[1])
+    own = -(-count // TOKENS)
+    row = [known.tiles, own, own, count, known.tokens, *_value_columns(k, True), *_value_columns(v, False)]
+    rows = np.array(row, np.int64).reshape(1, COLUMNS)
+    if len(known.rows):
+        rows = np.concatenate((known.rows, rows))
     return Table(rows, known.tiles + own, known.tokens + count)
 
 
@@ -97,8 +97,7 @@ def _columns(block: WindowBlock, is_k: bool, dtype: torch.dtype, copies: list[Te
             "backend=reference."
         )
     if block.bits == 16:
-        batch, head, window, token, _ = values.stride()
-        return _value_columns(values, is_k, batch, head, token, 1, window=window)
+        return _value_columns(values, is_k)
     size = block.codes.shape[-1]
     blocks = -(-size // LANES)
     layout = [block.bits, 8 // block.bits, blocks, size, int(size % LANES > 0)]
@@ -106,14 +105,12 @@ def _columns(block: WindowBlock, is_k: bool, dtype: torch.dtype, copies: list[Te
     return [block.codes.data_ptr(), *block.codes.stride()[:4], *layout, factors, *_groups(block, copies)]
 
 
-def _value_columns(
-    x: Tensor, is_k: bool, batch: int, head: int, token: int, channel: int, window: int = 0
-) -> list[int]:
-    """Columns of 16-bit tokens with these strides; K is read by 16 bytes at a time, V by 16 channels."""
-    width = x.element_size()
+def _value_columns(x: Tensor, is_k: bool) -> list[int]:
+    """Columns of 16-bit tokens [B, H, T, D] or [B, H, W, S, D]; K is read by 16 bytes at a time, V by 16 channels."""
+    width, steps = x.element_size(), x.stride()
     size = x.shape[-1] * width
     chunk = LANES if is_k else LANES * width
-    strides = (batch * width, head * width, window * width, token * width)
+    strides = (steps[0] * width, steps[1] * width, steps[2] * width if x.ndim == 5 else 0, steps[-2] * width)
     return [x.data_ptr(), *strides, 16, 1, -(-size // chunk), size, int(size % chunk > 0), 0, *_NO_GROUPS]
 
 

@@ -10,13 +10,14 @@ Masked in place and converted, a code comes out as its value times a power of tw
 fold into what it is multiplied with.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numba import types
 from numba.extending import intrinsic
 
-from windowquant.kernels.cpu.emit import BYTES, F32, FLOATS, HALVES, I32, I64, LANES, SHORTS, WORDS, Emitter
+from windowquant.kernels.cpu.emit import BIT, BYTES, F32, FLOATS, HALVES, I32, I64, LANES, SHORTS, WORDS, Emitter
 
 TOKENS = 2 * LANES
 """Tokens in a tile."""
@@ -145,6 +146,16 @@ def k_values(typing: Any, rows: Any, kv: Any, values: Any, stride: Any, q: Any, 
     return types.void(rows, kv, *[types.int64] * 5), generate
 
 
+def _weighted_sums(
+    e: Emitter, rows: int, probs: Any, tokens: Any, count: int, values: Callable[[Any], list[Any]]
+) -> list[list[Any]]:
+    """Sums [row][part] over tokens of probs[row, token] * values(token), which are `count` vectors."""
+    sums = [e.sums(count) for _ in range(rows)]
+    with e.loop(tokens) as token:
+        _add_outer(e, sums, e.at(probs, token, 4), TOKEN_STRIDE, values(token))
+    return [[e.builder.load(part) for part in parts] for parts in sums]
+
+
 @intrinsic
 def v_codes(
     typing: Any,
@@ -171,23 +182,37 @@ def v_codes(
         e = Emitter(builder)
         first_mask, step = _mask(e, bits)
         plane_bytes = builder.mul(blocks, e.int(4 * 16))
-        with e.loop(blocks) as block:
-            _prefetch_next(e, codes, stride, block)
-            mask = e.variable(first_mask)
-            with e.loop(planes) as plane:
-                sums, own = [e.sums(1) for _ in range(rows.count)], builder.load(mask)
-                with e.loop(tokens) as token:
-                    row = builder.add(e.at(codes, block, 16), builder.mul(token, stride))
-                    value = builder.sitofp(builder.and_(builder.zext(e.load(row, BYTES), WORDS), own), FLOATS)
-                    _add_outer(e, sums, e.at(probs, token, 4), TOKEN_STRIDE, [value])
-                builder.store(builder.shl(own, step), mask)
-                place = builder.add(e.at(e.int(0), block, 4 * 16), builder.mul(plane, plane_bytes))
+
+        def some_planes(first: Any, block: Any, mask: Any, count: int) -> None:
+            masks = [mask] if count == 1 else [mask, builder.shl(mask, step)]
+
+            def values(token: Any) -> list[Any]:
+                row = builder.add(e.at(codes, block, 16), builder.mul(token, stride))
+                wide = builder.zext(e.load(row, BYTES), WORDS)
+                return [builder.sitofp(builder.and_(wide, own), FLOATS) for own in masks]
+
+            sums = _weighted_sums(e, rows.count, probs, tokens, count, values)
+            place = builder.add(e.at(e.int(0), block, 4 * 16), builder.mul(first, plane_bytes))
+            for part in range(count):
                 factor, shift = (e.load(builder.add(x, place), FLOATS) for x in (scale, offset))
-                for row, (total,) in enumerate(sums):
-                    target = builder.add(out, place)
+                target = builder.add(out, place)
+                for row, parts in enumerate(sums):
                     value = e.load(target, FLOATS, 4 * row * CHANNEL_STRIDE)
                     value = e.fma(e.splat(e.load(weights, F32, 4 * row, 4)), shift, value)
-                    e.store(e.fma(builder.load(total), factor, value), target, 4 * row * CHANNEL_STRIDE)
+                    e.store(e.fma(parts[part], factor, value), target, 4 * row * CHANNEL_STRIDE)
+                place = builder.add(place, plane_bytes)
+
+        with e.loop(blocks) as block:
+            _prefetch_next(e, codes, stride, block)
+            with builder.if_else(builder.icmp_signed("==", planes, e.int(1))) as (one, more):
+                with one:
+                    some_planes(e.int(0), block, first_mask, 1)
+                with more:
+                    mask = e.variable(first_mask)
+                    with e.loop(builder.ashr(planes, e.int(1))) as pair:
+                        own = builder.load(mask)
+                        some_planes(builder.shl(pair, e.int(1)), block, own, 2)
+                        builder.store(builder.shl(builder.shl(own, step), step), mask)
         return context.get_dummy_value()
 
     return types.void(rows, *[types.int64] * 11), generate
@@ -202,17 +227,26 @@ def v_values(
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         _, _, values, stride, tokens, probs, out, blocks = args
         e, kind = Emitter(builder), _KINDS[kv.dtype]
-        size = 4 if kind == "float32" else 2
-        with e.loop(blocks) as block:
-            _prefetch_next(e, values, stride, block, LANES * size)
-            sums = [e.sums(1) for _ in range(rows.count)]
-            with e.loop(tokens) as token:
-                row = builder.add(e.at(values, block, size * LANES), builder.mul(token, stride))
-                _add_outer(e, sums, e.at(probs, token, 4), TOKEN_STRIDE, [e.load_values(row, kind)])
-            target = e.at(out, block, 4 * LANES)
-            for row, (total,) in enumerate(sums):
-                value = e.load(target, FLOATS, 4 * row * CHANNEL_STRIDE)
-                e.store(builder.fadd(value, builder.load(total)), target, 4 * row * CHANNEL_STRIDE)
+        size = LANES * (4 if kind == "float32" else 2)
+
+        def some_blocks(first: Any, count: int) -> None:
+            def loaded(token: Any) -> list[Any]:
+                row = builder.add(e.at(values, first, size), builder.mul(token, stride))
+                return [e.load_values(builder.add(row, e.int(size * part)), kind) for part in range(count)]
+
+            for part in range(count):
+                _prefetch_next(e, values, stride, builder.add(first, e.int(part)), size)
+            sums = _weighted_sums(e, rows.count, probs, tokens, count, loaded)
+            for row, parts in enumerate(sums):
+                for part, total in enumerate(parts):
+                    target, at = e.at(out, first, 4 * LANES), 4 * (row * CHANNEL_STRIDE + part * LANES)
+                    e.store(builder.fadd(e.load(target, FLOATS, at), total), target, at)
+
+        pairs = builder.ashr(blocks, e.int(1))
+        with e.loop(pairs) as pair:
+            some_blocks(builder.shl(pair, e.int(1)), 2)
+        with builder.if_then(builder.trunc(blocks, BIT)):
+            some_blocks(builder.shl(pairs, e.int(1)), 1)
         return context.get_dummy_value()
 
     return types.void(rows, kv, *[types.int64] * 6), generate
@@ -405,11 +439,11 @@ def pointer(typing: Any, address: Any) -> Any:
 
 
 @intrinsic
-def taken(typing: Any, counter: Any) -> Any:
-    """The int64 that a pointer points to, which grows by one, whatever other threads do."""
+def taken(typing: Any, job: Any, entry: Any) -> Any:
+    """An entry of int64s that a pointer points to, which grows by one, whatever other threads do."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        place = builder.bitcast(args[0], I64.as_pointer())
-        return builder.atomic_rmw("add", place, I64(1), "monotonic")
+        place = builder.gep(builder.bitcast(args[0], I64.as_pointer()), [args[1]])
+        return builder.atomic_rmw("add", place, I64(1), "acq_rel")
 
-    return types.int64(types.voidptr), generate
+    return types.int64(types.voidptr, types.int64), generate

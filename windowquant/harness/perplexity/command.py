@@ -119,10 +119,10 @@ def perplexity_command(cfg: DictConfig) -> None:
             if ask.key not in rows:
                 rows[ask.key] = reader.row(ask, calibration, bar.update)
             ordered = [rows[each.key] for each in wanted if each.key in rows]
-            write_json(target, _record(setting, ordered, target, describe(device)))
-    record = json.loads(target.read_text(encoding="utf-8"))
-    write_text(target.with_suffix(".md"), to_markdown(record))
-    print(to_markdown(record))
+            record = _record(setting, ordered, target, describe(device))
+            write_json(target, record)
+            write_text(target.with_suffix(".md"), to_markdown(record))
+    print(target.with_suffix(".md").read_text(encoding="utf-8"))
     print(f"{target}, {target.with_suffix('.md')}")
 
 

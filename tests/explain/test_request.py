@@ -12,6 +12,7 @@ from tests.architectures import video_inputs as architecture_inputs
 from tests.vlm import FIRST_WORD, NEWLINE, PER_FRAME, VIDEO, tiny_model, video_inputs, words
 from windowquant.errors import UserError
 from windowquant.explain import Explanation, explain
+from windowquant.explain.picture import held_kinds
 from windowquant.method import get_method
 
 SENSITIVITY = (0.45, 0.6)
@@ -27,7 +28,7 @@ def explained(
     shown = [np.full((16, 16, 3), 5 * i, np.uint8) for i in range(frames)] if pictures else None
     if name == "windowquant":
         params = {"sensitivity": SENSITIVITY, **params}
-    windows = {} if name == "dynamic" else {"window_size": S}
+    windows = {} if name in ("dynamic", "kivi") else {"window_size": S}
     with get_method(name, **{**windows, **params}).bind(tiny_model()) as bound:
         return explain(bound, video_inputs(frames), shown, max_new_tokens=new)
 
@@ -100,12 +101,15 @@ def test_question_and_answer_are_those_of_the_prompt_and_of_generate() -> None:
     assert (named.question, named.model, named.stand_in) == ("what?", "llava_onevision", False)
 
 
-@pytest.mark.parametrize("name", ["fp16", "uniform_int2", "no_video", "dynamic"])
+@pytest.mark.parametrize("name", ["fp16", "uniform_int2", "no_video", "dynamic", "kivi"])
 def test_a_method_that_looks_at_nothing_has_no_scores(name: str) -> None:
-    found = explained(name)
+    found = explained(name, **({"group": 8, "residual": 8} if name == "kivi" else {}))
     assert (found.scores, found.sensitivity, found.thresholds) == (None, None, None)
-    assert (found.plan is None) == (name == "dynamic")
+    assert (found.plan is None) == (name in ("dynamic", "kivi"))
     assert found.drops_visual == (name == "no_video")
+    kinds = {kind for kind, _, _ in held_kinds(found)}
+    assert ("not packed" in kinds) == (name == "dynamic")
+    assert ("packed codes" in kinds) == (name in ("uniform_int2", "kivi"))
 
 
 def test_the_thresholds_are_those_of_the_alpha_that_met_the_budget() -> None:

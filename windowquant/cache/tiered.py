@@ -124,7 +124,7 @@ class TieredLayer(PackedCacheLayer):
 class TieredCache(PackedCache):
     """A packed cache of such layers."""
 
-    layers: list[TieredLayer]  # type: ignore[assignment]
+    layers: list[TieredLayer]
 
     def __init__(
         self,

@@ -74,7 +74,7 @@ def written(tmp_path: Path) -> list[Path]:
         (["limit=-1"], "limit is -1"),
         (["wandb.mode=loud"], "wandb.mode is 'loud': the known ones are offline, online, disabled."),
         (["method.alhpa=2"], "alhpa"),
-        (["method=kivi", "method.window_size=16"], "method has no setting 'window_size': it has name, k_bits, v_bits, "),
+        (["method=kivi", "method.window_size=16"], "method has no setting 'window_size': it has name, k_bits, v_bits"),
         (["method=hf_fp8", "method.granularity=token"], "method has no setting 'granularity': it has name."),
         (["limit=="], "Configuration:"),
     ],

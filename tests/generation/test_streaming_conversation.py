@@ -83,6 +83,19 @@ def test_a_batch_of_conversations(name: str, tmp_path: Path) -> None:
             assert same_steps(generate(model, bound.resume(copy, batch)), out)
 
 
+def test_rows_that_changed_places_are_put_back_and_lost_ones_are_missed() -> None:
+    (model, _), name = loaded("qwen2_vl"), "qwen2_vl"
+    batch, _ = two_videos(name, WHAT)
+    with get_method(**KIVI).bind(model) as bound:
+        cache = bound.encode(batch)
+        want = generate(model, bound.resume(cache, batch))
+        cache.batch_select_indices(torch.tensor([1, 0]))
+        assert same_steps(generate(model, bound.resume(cache, batch)), want)
+        cache.batch_select_indices(torch.tensor([1, 1]))
+        with pytest.raises(UserError, match="lost a row of the prompt"):
+            bound.resume(cache, batch)
+
+
 def test_the_way_back_takes_an_exact_window_at_most() -> None:
     """And nothing where nobody asked for it."""
     (model, _), inputs = loaded("qwen2_vl"), asked("qwen2_vl")

@@ -61,9 +61,11 @@ class StreamingCache(RequestCache):
         return marked
 
     def go_back(self, columns: int, prompt: Prompt) -> None:
-        sources = self.layers[0].sources()
-        if len(sources) > prompt.batch:  # beams and several answers of a prompt differ after its end only
-            self.batch_select_indices(torch.tensor([sources.index(row) for row in range(prompt.batch)]))
+        sources, wanted = self.layers[0].sources(), list(range(prompt.batch))
+        if not set(wanted) <= set(sources):
+            raise UserError("The cache has lost a row of the prompt; make a new one with encode(inputs).")
+        if sources != wanted:  # beams and several answers of a prompt differ after its end only
+            self.batch_select_indices(torch.tensor([sources.index(row) for row in wanted]))
         for layer in self.layers:
             layer.go_back()
         self.request.prompt = prompt

@@ -21,7 +21,7 @@ from windowquant.timing import synchronize
 
 @dataclass(eq=False)
 class StreamRequest:
-    """What the layers of one cache share.
+    """What the layers of one cache share; another prompt about the same video may take the place of `prompt`.
 
     padding: empty columns before each row's first token. schemes: how layer l keeps its K and its V. storage_dtype:
     of what is not coded, from the model's dtype. check_usable: raises UserError if the cache may not be used now.

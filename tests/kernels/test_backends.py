@@ -8,8 +8,8 @@ import torch
 
 import windowquant.kernels as kernels
 from windowquant.errors import UserError
-from windowquant.kernels import backend_names, get_backend, reference
-from windowquant.kernels.cpu import attention
+from windowquant.kernels import backend_names, get_backend, get_quantizer, reference
+from windowquant.kernels.cpu import attention, quantize
 
 
 @pytest.mark.parametrize("device", ["cpu", torch.device("cpu")])
@@ -46,6 +46,15 @@ def test_missing_package_is_named(name: str | None, device: str, package: str, m
     monkeypatch.setattr(kernels, "find_spec", lambda package: None)
     with pytest.raises(UserError, match=f"needs the package {package}, which is not installed"):
         get_backend(name, device)
+
+
+def test_quantizer_where_there_is_a_faster_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.zeros(1, 1, 32, 32)
+    assert get_quantizer(x, "window_channel", torch.float16) is quantize.quantize_windows
+    assert get_quantizer(x, "token", torch.float16) is None
+    assert get_quantizer(x.to("meta"), "window_channel", torch.float16) is None
+    monkeypatch.setattr(kernels, "find_spec", lambda package: None)
+    assert get_quantizer(x, "window_channel", torch.float16) is None
 
 
 def test_importing_the_package_imports_no_compiler() -> None:

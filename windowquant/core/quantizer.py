@@ -118,7 +118,7 @@ def quantize_pieces(
             block.offset[:, :, _groups_of(part, block.offset)] = offset
     assert block is not None
     if ends:
-        _check_ends(torch.stack(ends), label)
+        check_ends(torch.stack(ends), label)
     return block
 
 
@@ -136,7 +136,7 @@ def _groups_of(part: slice, groups: Tensor) -> slice:
     return part if groups.shape[2] > 1 else slice(None)
 
 
-def _check_ends(ends: Tensor, label: str) -> None:
+def check_ends(ends: Tensor, label: str) -> None:
     """Raise UserError unless minima and maxima [n, 2] are finite: a NaN spreads to them and an infinity is one."""
     if not bool(torch.isfinite(ends).all()):
         kind = "NaN" if bool(torch.isnan(ends).any()) else "infinity"

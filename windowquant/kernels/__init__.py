@@ -11,16 +11,33 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor
 
-from windowquant.core.packed import PackedLayer
+from windowquant.core.packed import PackedLayer, WindowBlock
+from windowquant.core.quantizer import Granularity, ZeroPoint
 from windowquant.errors import UserError
 
-__all__ = ["Backend", "backend_names", "get_backend"]
+__all__ = ["Backend", "backend_names", "get_backend", "get_quantizer"]
 
 
 class Backend(Protocol):
     """Attention over a packed layer; `kernels.reference.attend` says what every backend takes and returns."""
 
     def __call__(self, q: Tensor, layer: PackedLayer, mask: Tensor | None, scaling: float) -> Tensor: ...
+
+
+class WindowQuantizer(Protocol):
+    """Windows of K or V `x` [B, H, T, D] at `columns` (int64 [B, W, S]) as `core.quantizer.quantize` makes them."""
+
+    def __call__(
+        self,
+        x: Tensor,
+        columns: Tensor,
+        bits: int,
+        granularity: Granularity = ...,
+        zero_point: ZeroPoint = ...,
+        dtype: torch.dtype | None = ...,
+        label: str = ...,
+        peak: float | None = ...,
+    ) -> WindowBlock: ...
 
 
 _MODULES = {
@@ -56,6 +73,18 @@ def get_backend(name: str | None = None, device: torch.device | str = "cpu") -> 
         )
     _check_device(key, device)
     return cast(Backend, import_module(_MODULES[key]).attend)
+
+
+def get_quantizer(x: Tensor, granularity: str, dtype: torch.dtype) -> WindowQuantizer | None:
+    """What quantizes windows of K or V like `x` [B, H, T, D], stored in `dtype`, in one pass where they lie.
+
+    None where there is nothing better than `core.quantizer`, whose blocks are the same bit for bit.
+    """
+    if x.device.type != "cpu" or find_spec(_PACKAGES["cpu"]) is None:
+        return None
+    from windowquant.kernels.cpu.quantize import quantize_windows, takes
+
+    return quantize_windows if takes(x, granularity, dtype) else None
 
 
 def _check_device(key: str, device: torch.device) -> None:

@@ -14,10 +14,9 @@ from windowquant.kernels.cpu.loop import attend_parts
 from windowquant.kernels.cpu.steps import MASKED, WORKSPACE
 from windowquant.kernels.cpu.table import table_of
 from windowquant.kernels.cpu.threads import run
-from windowquant.kernels.cpu.tiles import CHANNEL_STRIDE, MAX_CHANNELS
+from windowquant.kernels.cpu.tiles import CHANNEL_STRIDE, MAX_CHANNELS, NUMPY_KINDS
 from windowquant.kernels.reference import stored_mask
 
-_KINDS = {torch.float16: np.uint16, torch.bfloat16: np.int16, torch.float32: np.float32}
 _ROWS = (8, 7, 4, 1)  # few, for each is compiled apart
 _GRAIN = 32  # tiles that are worth a thread of their own
 _local = threading.local()
@@ -57,7 +56,7 @@ def attend(q: Tensor, layer: PackedLayer, mask: Tensor | None, scaling: float) -
     job[j.SCALED] = buffers.data_ptr()
     job[j.PIECES] = job[j.SCALED] + 4 * buffers.stride(0)
     job[j.WORK], job[j.OUT] = _workspace(parts), out.data_ptr()
-    run(attend_parts(at_once, _KINDS[layer.fp_k.dtype]).address, job.ctypes.data, parts)
+    run(attend_parts(at_once, NUMPY_KINDS[layer.fp_k.dtype]).address, job.ctypes.data, parts)
     return out.view(batch, q_heads, queries, channels).to(q.dtype)
 
 
@@ -74,7 +73,7 @@ def _check(q: Tensor, layer: PackedLayer) -> None:
             f"The model has a head_dim of {q.shape[3]}; the CPU backend takes up to {MAX_CHANNELS}: set "
             "backend=reference."
         )
-    if layer.fp_k.dtype not in _KINDS:
+    if layer.fp_k.dtype not in NUMPY_KINDS:
         raise UserError(
             f"K and V are stored as {layer.fp_k.dtype}; the CPU backend takes float16, bfloat16 and float32: set "
             "kv_dtype, or backend=reference."

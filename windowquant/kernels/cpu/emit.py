@@ -38,12 +38,11 @@ class Emitter:
         """One float in all lanes, known now."""
         return ir.Constant(FLOATS, [value] * LANES)
 
-    def splat(self, scalar: Any) -> Any:
+    def splat(self, scalar: Any, lanes: int = LANES) -> Any:
         """One scalar in all lanes."""
-        kind = ir.VectorType(scalar.type, LANES)
-        none = ir.Constant(kind, ir.Undefined)
+        none = ir.Constant(ir.VectorType(scalar.type, lanes), ir.Undefined)
         first = self.builder.insert_element(none, scalar, ir.Constant(I32, 0))
-        return self.builder.shuffle_vector(first, none, self.words(0))
+        return self.builder.shuffle_vector(first, none, ir.Constant(ir.VectorType(I32, lanes), [0] * lanes))
 
     def at(self, address: Any, index: Any, step: int) -> Any:
         """address + index * step."""
@@ -93,8 +92,15 @@ class Emitter:
     def fma(self, x: Any, y: Any, z: Any) -> Any:
         return self._call("llvm.fma", x, y, z)
 
+    def rint(self, x: Any) -> Any:
+        """The nearest whole number, ties to even."""
+        return self._call("llvm.rint", x)
+
     def maximum(self, x: Any, y: Any) -> Any:
         return self.builder.select(self.builder.fcmp_ordered(">", x, y), x, y)
+
+    def minimum(self, x: Any, y: Any) -> Any:
+        return self.builder.select(self.builder.fcmp_ordered("<", x, y), x, y)
 
     def _call(self, name: str, *values: Any) -> Any:
         kind = ir.FunctionType(FLOATS, [FLOATS] * len(values))
@@ -116,7 +122,7 @@ class Emitter:
         """e to the power of x, for x <= 0; relative error about 1e-7; 0 from -88 down."""
         b = self.builder
         x = self.maximum(x, self.floats(-88.0))
-        whole = self._call("llvm.rint", b.fmul(x, self.floats(_LOG2_E)))
+        whole = self.rint(b.fmul(x, self.floats(_LOG2_E)))
         rest = self.fma(whole, self.floats(-_LN2_HIGH), x)
         rest = self.fma(whole, self.floats(-_LN2_LOW), rest)
         series = self.floats(_EXP[0])
@@ -133,6 +139,17 @@ class Emitter:
             return b.fpext(b.bitcast(values, HALVES), FLOATS)
         if kind == "bfloat16":
             return b.bitcast(b.shl(b.zext(values, WORDS), self.words(16)), FLOATS)
+        return values
+
+    def narrow(self, values: Any, kind: str) -> Any:
+        """Undo `widen`: finite floats rounded to the nearest, ties to even; larger float16 becomes infinite."""
+        b = self.builder
+        if kind == "float16":
+            return b.bitcast(b.fptrunc(values, HALVES), SHORTS)
+        if kind == "bfloat16":
+            bits = b.bitcast(values, WORDS)
+            odd = b.and_(b.lshr(bits, self.words(16)), self.words(1))
+            return b.trunc(b.lshr(b.add(b.add(bits, self.words(0x7FFF)), odd), self.words(16)), SHORTS)
         return values
 
     def load_values(self, address: Any, kind: str) -> Any:

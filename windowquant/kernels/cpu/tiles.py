@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 from numba import types
 from numba.extending import intrinsic
 
@@ -32,7 +33,10 @@ CHUNK = 8
 TOKEN_STRIDE = CHUNK * TOKENS + LANES
 """Floats from one row of scores to the next."""
 
-_KINDS = {types.uint16: "float16", types.int16: "bfloat16", types.float32: "float32"}
+NUMPY_KINDS = {torch.float16: np.uint16, torch.bfloat16: np.int16, torch.float32: np.float32}
+"""How values of a dtype are called here."""
+
+KINDS = {types.uint16: "float16", types.int16: "bfloat16", types.float32: "float32"}
 _BYTE_SHIFT = (0, 8, 16, 16)  # where in a word the code of byte 0..3 is when it is converted
 
 
@@ -130,7 +134,7 @@ def k_values(typing: Any, rows: Any, kv: Any, values: Any, stride: Any, q: Any, 
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         _, _, values, stride, q, scores, blocks = args
-        e, kind = Emitter(builder), _KINDS[kv.dtype]
+        e, kind = Emitter(builder), KINDS[kv.dtype]
         sums = [e.sums(2) for _ in range(rows.count)]
         channels = 4 if kind == "float32" else 8
         with e.loop(blocks) as block:
@@ -226,7 +230,7 @@ def v_values(
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         _, _, values, stride, tokens, probs, out, blocks = args
-        e, kind = Emitter(builder), _KINDS[kv.dtype]
+        e, kind = Emitter(builder), KINDS[kv.dtype]
         size = LANES * (4 if kind == "float32" else 2)
 
         def some_blocks(first: Any, count: int) -> None:
@@ -258,7 +262,7 @@ def widened(typing: Any, kv: Any, values: Any, factors: Any, out: Any, blocks: A
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         _, values, factors, out, blocks = args
-        e, kind = Emitter(builder), _KINDS[kv.dtype]
+        e, kind = Emitter(builder), KINDS[kv.dtype]
         with e.loop(blocks) as block:
             value = e.load_values(e.at(values, block, LANES * (4 if kind == "float32" else 2)), kind)
             factor = e.load(e.at(factors, block, 4 * LANES), FLOATS)
@@ -273,7 +277,7 @@ def value(typing: Any, kv: Any, address: Any) -> Any:
     """One value as float32."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        e, kind = Emitter(builder), _KINDS[kv.dtype]
+        e, kind = Emitter(builder), KINDS[kv.dtype]
         if kind == "float32":
             return e.load(args[1], F32)
         bits = e.load(args[1], SHORTS.element)

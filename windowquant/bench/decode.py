@@ -173,7 +173,8 @@ class _Cell:
         cache = bound.new_cache({"input_ids": ids_of(self.batch, self.visual)})
         if contender.unfused:
             cache.request.attend = unfused.attend
-        filled(cache, self.batch, self.shape, self.visual, self.settings.dtype, self.device)
+        with threads(1):  # another process would hold up all threads of a many-threaded fill
+            filled(cache, self.batch, self.shape, self.visual, self.settings.dtype, self.device)
         fill_s, read = perf_counter() - start, peak.read()
         held, grown = kv_bytes(cache), read["rss"]
         assert grown is not None

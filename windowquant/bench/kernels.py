@@ -88,7 +88,8 @@ def _cell(
         return [{**about, "skipped": f"float32 K and V of a layer take {size} bytes, more than max_bytes"}]
     rows = []
     with torch.no_grad(), ExitStack() as undo:
-        contenders = list(_contenders(settings, cell, undo))
+        with threads(1):  # another process would hold up all threads of a many-threaded packing
+            contenders = list(_contenders(settings, cell, undo))
         for count in copied:
             with threads(count), undisturbed(settings.realtime):
                 steps = {f"{c.name} {c.dtype}": c.step for c in contenders}

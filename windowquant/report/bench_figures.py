@@ -21,6 +21,7 @@ KERNEL_LINES = (
     ("SDPA, query group as rows", "float32"),
     ("QuantizedCache hf_quanto, step", "float32"),
 )
+_COLOURS = ("C0", "C1", "C2", "C3", "C4", "C5", "C6", "C7", "C8", "C9", "black")
 
 
 def kernel_figure(title: str, rows: Sequence[Row]) -> Figure:
@@ -32,7 +33,7 @@ def kernel_figure(title: str, rows: Sequence[Row]) -> Figure:
         for index, (contender, dtype) in enumerate(KERNEL_LINES):
             line = measured(own, shape=shape, contender=contender, dtype=dtype)
             ours = contender.startswith("windowquant")
-            _line(axes, line, f"{contender}, {dtype}", "visual_tokens", f"C{index % 10}", "-" if ours else "--")
+            _line(axes, line, f"{contender}, {dtype}", "visual_tokens", _COLOURS[index], "-" if ours else "--")
         axes.set(xscale="log", yscale="log", xlabel="visual tokens", ylabel="ms a step", title=f"heads of {shape}")
     figure.legend(*_all_labels(figure), loc="outside lower center", ncols=4, fontsize="small")
     figure.suptitle(f"{title}; {most_threads(rows)} threads", fontsize="medium")

@@ -19,7 +19,7 @@ TEST_ENV := OMP_NUM_THREADS=1 WANDB_MODE=offline MPLBACKEND=Agg
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help venv reproduce-table1 perplexity sweep train-mini bench-kernels bench-decode bench-gpu test lint format typecheck clean
+.PHONY: help venv reproduce-table1 perplexity sweep train-mini bench-kernels bench-decode bench-gpu triton-report test lint format typecheck clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-18s %s\n", $$1, $$2}'
@@ -56,6 +56,9 @@ bench-decode: $(INSTALLED)  ## tokens/s and memory of a 0.5B model: Tables 8 and
 
 bench-gpu: $(INSTALLED)  ## both with 7B sizes on a CUDA device: results/gpu/<card>.json
 	$(RUN) scripts/bench_gpu.py $(ARGS)
+
+triton-report: $(INSTALLED)  ## compile the Triton kernels ahead of time for three GPUs: results/triton/aot.md
+	$(RUN) scripts/triton_report.py
 
 test: $(INSTALLED)  ## run the tests
 	$(TEST_ENV) $(RUN) -m pytest $(ARGS)

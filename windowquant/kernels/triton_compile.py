@@ -24,11 +24,13 @@ class Launch:
 
     A pointer is written as its type ("*fp16"; its address is a multiple of 16), a float as "fp32", an integer as one
     that it could be: as Triton does when it runs, 1 and multiples of 16 are compiled in, unless the kernel says not to.
+    `tuned`: compile it in every configuration that tuning tries, not in the first one only.
     """
 
     kernel: Any
     shape: str
     values: dict[str, Any]
+    tuned: bool = False
 
 
 @dataclass(frozen=True)

@@ -149,11 +149,14 @@ def quantize_windows(
     scale = x.new_empty(groups, dtype=dtype)
     offset = x.new_empty((batch, 0) if zero_point == "symmetric" else groups, dtype=dtype)
     parts = max(1, min(torch.get_num_threads(), codes[..., 0].numel() * channels // _GRAIN))
-    flaws, work = torch.zeros(parts), torch.empty(parts * _WORKSPACE, dtype=torch.uint8)
+    flaws, work = np.zeros(parts, np.float32), np.empty(parts * _WORKSPACE, np.uint8)
     strides = [step * x.element_size() for step in x.stride()[:3]]
     job = np.zeros(SIZE, np.int64)
     job[PARTS], job[X], job[X_BATCH:COLUMNS], job[COLUMNS] = parts, x.data_ptr(), strides, columns.data_ptr()
-    job[CODES:BATCH] = [each.data_ptr() for each in (codes, scale, offset, flaws, work)]
+    job[CODES:BATCH] = (
+        *(each.data_ptr() for each in (codes, scale, offset)),
+        *(each.ctypes.data for each in (flaws, work)),
+    )
     job[BATCH:ZERO_POINT] = *shape, bits
     job[ZERO_POINT] = _ZERO_POINTS[zero_point]
     floats = job.view(np.float32)
@@ -162,5 +165,6 @@ def quantize_windows(
         floats[2 * PEAK] = float(torch.tensor(peak, dtype=dtype))
     if codes.numel():
         run(_quantize_parts(NUMPY_KINDS[x.dtype], NUMPY_KINDS[dtype]).address, job.ctypes.data, parts)
-        check_ends(flaws[None], label)
+        if not np.isfinite(flaws).all():
+            check_ends(torch.from_numpy(flaws), label)
     return WindowBlock(codes, scale, offset, bits, shape, "window_channel")

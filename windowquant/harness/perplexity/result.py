@@ -16,7 +16,6 @@ REFERENCE = "fp16"
 RESAMPLES = 10_000
 COLUMNS = (
     "method", "status", "perplexity", "95 % interval", "times FP16's", "95 % interval", "bits", "cache bits",
-    "s / document",
 )  # fmt: skip
 
 
@@ -89,7 +88,6 @@ def _cells(each: Mapping[str, Any]) -> list[str]:
         "-" if each["ratio_ci95"] is None else _span(each["ratio_ci95"], ".3f"),
         f"{each['bits']:.2f}",
         f"{each['cache_bits']:.2f}",
-        f"{each['seconds']:.1f}",
     ]
 
 

@@ -232,10 +232,33 @@ def test_dtypes_that_are_not_stored_are_refused() -> None:
 
 
 def test_queries_that_do_not_fit_are_refused() -> None:
-    shape = Shape(heads=2, group=3)
+    shape = Shape(batch=2, heads=2, group=3)
+    layer, q = build(shape, (2,)).layer, queries(shape, 1)
+    for wrong in (q[:, :5], q[:1], q[..., :16]):
+        with pytest.raises(UserError, match=r"do not fit a layer of 2 requests, 2 KV heads and head_dim 32; give \[2,"):
+            attend(wrong, layer, None, 0.2)
+
+
+def test_channels_apart_are_refused() -> None:
+    shape = Shape()
     layer = build(shape, (2,)).layer
-    with pytest.raises(UserError, match="5 query heads"):
-        attend(queries(shape, 1)[:, :5], layer, None, 0.2)
+    turned = layer.fp_k.mT.contiguous().mT
+    with pytest.raises(UserError, match="must lie next to each other"):
+        attend(queries(shape, 1), replace(layer, fp_k=turned), None, 0.2)
+
+
+def test_queries_that_are_a_part_of_something() -> None:
+    shape = Shape(group=7, channels=64)
+    case, q = build(shape, (4, 2)), queries(shape, 1)
+    part = torch.cat([q, q], 3)[..., :64]
+    assert not part.is_contiguous()
+    assert torch.equal(attend(part, case.layer, None, 0.2), attend(q, case.layer, None, 0.2))
+
+
+def test_nothing_stored_gives_nothing() -> None:
+    shape = Shape(tail=0)
+    q = queries(shape, 1)
+    assert torch.equal(attend(q, build(shape, ()).layer, None, 0.2), torch.zeros_like(q))
 
 
 def test_compiled_code_is_kept_apart_for_each_state_of_the_sources(

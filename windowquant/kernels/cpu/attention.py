@@ -31,8 +31,11 @@ def attend(q: Tensor, layer: PackedLayer, mask: Tensor | None, scaling: float) -
     padded, or scales are applied one by one; a mask is gathered into stored order, float32 [B or 1, Tq, T].
 
     Uses as many threads as torch, and is safe to call from several. Compiled at the first call for a kv dtype and a
-    number of query rows that share a KV head (as 1, 4, 7 or 8 at a time); the result is kept on disk (`compiled`).
-    Raises UserError for a head_dim above 256, and for values that are not float16, bfloat16 or float32 throughout.
+    number of query rows that share a KV head (as 1, 4, 7 or 8 at a time), which takes some 5 s; the result is kept on
+    disk (`compiled`). Many query rows take as many passes over codes that are in the processor's cache by then, which
+    is several times faster than unpacking them and multiplying matrices.
+    Raises UserError for a head_dim above 256, for values that are not float16, bfloat16 or float32 throughout, and for
+    queries that do not fit.
     """
     _check(q, layer)
     batch, q_heads, queries, channels = q.shape
@@ -40,9 +43,13 @@ def attend(q: Tensor, layer: PackedLayer, mask: Tensor | None, scaling: float) -
     rows = q_heads // heads * queries
     at_once = _rows_at_once(rows)
     padded = -(-rows // at_once) * at_once
-    table, bias = table_of(layer), _bias(mask, layer.order, queries)
+    table = table_of(layer)
+    if not table.tiles:
+        return torch.zeros_like(q)
+    bias = _bias(mask, layer.order, queries)
     parts = max(1, min(torch.get_num_threads(), batch * heads * table.tiles // _GRAIN))
-    given, out = q.reshape(batch * heads, rows, channels).float(), torch.empty(batch * heads, rows, channels)
+    given = q.reshape(batch * heads, rows, channels).float().contiguous()
+    out = torch.empty(batch * heads, rows, channels)
     buffers = torch.empty(2, batch * heads + parts, padded, CHANNEL_STRIDE)
     job = np.zeros(j.SIZE, np.int64)
     job[j.PARTS] = parts
@@ -78,8 +85,14 @@ def _check(q: Tensor, layer: PackedLayer) -> None:
             f"K and V are stored as {layer.fp_k.dtype}; the CPU backend takes float16, bfloat16 and float32: set "
             "kv_dtype, or backend=reference."
         )
-    if q.shape[1] % layer.fp_k.shape[1]:
-        raise UserError(f"{q.shape[1]} query heads cannot share {layer.fp_k.shape[1]} KV heads evenly.")
+    batch, heads, _, channels = layer.fp_k.shape
+    if q.shape[0] != batch or q.shape[3] != channels or q.shape[1] % heads:
+        raise UserError(
+            f"Queries of shape {list(q.shape)} do not fit a layer of {batch} requests, {heads} KV heads and head_dim "
+            f"{channels}; give [{batch}, a multiple of {heads}, tokens, {channels}]."
+        )
+    if any(x.stride(3) != 1 for x in (layer.fp_k, layer.fp_v)):
+        raise UserError("The channels of stored K and V must lie next to each other; store them contiguous.")
 
 
 @lru_cache

@@ -2,7 +2,7 @@
 
 Tiles of up to 32 tokens are numbered through all segments (`table`) and heads, and cut into parts of equal size, which
 threads take one after the other (`job`). What a part has of a head, a piece, is the output so far, not yet divided,
-with the largest score and the sum of exponentials of each row; `combine` joins the pieces of a head.
+with the largest score and the sum of exponentials of each row; `pieces` joins the pieces of a head.
 
 With X = scale * Q + shift per window and channel, q . K = (q * scale) . Q + q . shift and the sum of p V is
 scale * (sum of p Q) + (sum of p) * shift; with a scale per token instead, it goes to the scores, and into p. So scales
@@ -20,9 +20,9 @@ from numba import carray
 from windowquant.kernels.cpu import job as j
 from windowquant.kernels.cpu import steps
 from windowquant.kernels.cpu import table as t
-from windowquant.kernels.cpu.combine import begin, combine
 from windowquant.kernels.cpu.compiled import compiled_for_c, inlined
 from windowquant.kernels.cpu.emit import LANES
+from windowquant.kernels.cpu.pieces import begin, combine
 from windowquant.kernels.cpu.steps import DOTS, PLANES, QUERIES, ROW, SCORES, WEIGHTED, WORKSPACE
 from windowquant.kernels.cpu.tiles import (
     CHUNK,

@@ -27,7 +27,7 @@ class Emitter:
     def __init__(self, builder: Any) -> None:
         self.builder = builder
 
-    def int(self, value: int) -> Any:
+    def i64(self, value: int) -> Any:
         return ir.Constant(I64, value)
 
     def words(self, value: int) -> Any:
@@ -46,7 +46,7 @@ class Emitter:
 
     def at(self, address: Any, index: Any, step: int) -> Any:
         """address + index * step."""
-        return self.builder.add(address, self.builder.mul(index, self.int(step)))
+        return self.builder.add(address, self.builder.mul(index, self.i64(step)))
 
     def load(self, address: Any, kind: Any, offset: int = 0, align: int = 1) -> Any:
         loaded = self.builder.load(self._pointer(address, kind, offset))
@@ -66,7 +66,7 @@ class Emitter:
 
     def _pointer(self, address: Any, kind: Any, offset: int) -> Any:
         if offset:
-            address = self.builder.add(address, self.int(offset))
+            address = self.builder.add(address, self.i64(offset))
         return self.builder.inttoptr(address, kind.as_pointer())
 
     @contextmanager

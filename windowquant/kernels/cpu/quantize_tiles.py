@@ -36,7 +36,7 @@ def _clamped(e: Emitter, x: Any, low: Any, high: Any) -> Any:
 def _row(e: Emitter, x: Any, stride: Any, columns: Any, token: Any) -> Any:
     """Address of the token at a column, of the first if that is negative."""
     column = e.load(e.at(columns, token, 8), I64)
-    column = e.builder.select(e.builder.icmp_signed("<", column, e.int(0)), e.int(0), column)
+    column = e.builder.select(e.builder.icmp_signed("<", column, e.i64(0)), e.i64(0), column)
     return e.builder.add(x, e.builder.mul(column, stride))
 
 
@@ -68,7 +68,7 @@ def group_parameters(
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         _, _, x, stride, columns, tokens, scale, offset, step, shift, flaw, bits, zero_point, limit, peak = args
         e = Emitter(builder)
-        first = _read(e, _row(e, x, stride, columns, e.int(0)), given, stored)
+        first = _read(e, _row(e, x, stride, columns, e.i64(0)), given, stored)
         low, high, worst = e.variable(first), e.variable(first), e.variable(e.words(0))
 
         def larger(a: Any, b: Any) -> Any:
@@ -82,13 +82,13 @@ def group_parameters(
             builder.store(larger(size, builder.load(worst)), worst)
         e.store(larger(e.reduce(builder.load(worst), larger), e.load(flaw, I32)), flaw)
         lowest, highest, limit = builder.load(low), builder.load(high), e.splat(limit)
-        levels = builder.sub(builder.shl(e.int(1), bits), e.int(1))
-        symmetric = builder.icmp_signed("==", zero_point, e.int(SYMMETRIC))
+        levels = builder.sub(builder.shl(e.i64(1), bits), e.i64(1))
+        symmetric = builder.icmp_signed("==", zero_point, e.i64(SYMMETRIC))
         absolute = e.maximum(e.maximum(lowest, builder.fneg(lowest)), e.maximum(highest, builder.fneg(highest)))
         known = builder.fcmp_ordered(">=", peak, F32(0.0))
         absolute = builder.select(known, e.splat(peak), absolute)
         span = builder.select(symmetric, absolute, builder.fsub(highest, lowest))
-        levels = builder.select(symmetric, builder.ashr(levels, e.int(1)), levels)
+        levels = builder.select(symmetric, builder.ashr(levels, e.i64(1)), levels)
         wide = builder.fdiv(span, e.splat(builder.sitofp(levels, F32)))
         own = e.narrow(builder.select(symmetric, wide, e.minimum(wide, limit)), KINDS[stored.dtype])
         e.store(own, scale)
@@ -98,7 +98,7 @@ def group_parameters(
         e.store(divisor, step)
         whole = builder.fmul(divisor, e.rint(builder.fdiv(lowest, divisor)))
         whole = _rounded(e, _clamped(e, whole, builder.fneg(limit), limit), stored)
-        integer = builder.icmp_signed("==", zero_point, e.int(INTEGER))
+        integer = builder.icmp_signed("==", zero_point, e.i64(INTEGER))
         zero = builder.select(integer, builder.select(none, lowest, whole), lowest)
         with builder.if_then(builder.not_(symmetric)):
             e.store(e.narrow(zero, KINDS[stored.dtype]), offset)
@@ -131,9 +131,9 @@ def codes_of(
         e = Emitter(builder)
         values = _read(e, _row(e, x, stride, columns, token), given, stored)
         code = e.rint(builder.fdiv(builder.fsub(values, e.load(shift, FLOATS)), e.load(step, FLOATS)))
-        top = builder.sub(builder.shl(e.int(1), bits), e.int(1))
-        half = builder.mul(builder.ashr(top, e.int(1)), symmetric)
-        top = builder.select(builder.icmp_signed("!=", symmetric, e.int(0)), half, top)
+        top = builder.sub(builder.shl(e.i64(1), bits), e.i64(1))
+        half = builder.mul(builder.ashr(top, e.i64(1)), symmetric)
+        top = builder.select(builder.icmp_signed("!=", symmetric, e.i64(0)), half, top)
         lower, upper = (e.splat(builder.sitofp(value, F32)) for value in (builder.neg(half), top))
         code = builder.fadd(_clamped(e, code, lower, upper), builder.fneg(lower))
         e.store(builder.trunc(builder.fptosi(code, WORDS), _BYTES), codes)
@@ -150,8 +150,8 @@ def packed(typing: Any, many: Any, codes: Any, out: Any, width: Any, planes: Any
         _, codes, out, width, planes, bits = args
         e, kind = Emitter(builder), ir.VectorType(I8, many.count)
         step = builder.trunc(bits, I8)
-        with e.loop(builder.sdiv(width, e.int(many.count))) as part:
-            at = builder.mul(part, e.int(many.count))
+        with e.loop(builder.sdiv(width, e.i64(many.count))) as part:
+            at = builder.mul(part, e.i64(many.count))
             total = e.variable(ir.Constant(kind, [0] * many.count))
             with e.loop(planes) as plane:
                 own = e.load(builder.add(builder.add(codes, at), builder.mul(plane, width)), kind)

@@ -74,7 +74,7 @@ def _store_scores(e: Emitter, sums: list[list[Any]], out: Any) -> None:
 
 def _prefetch_next(e: Emitter, codes: Any, stride: Any, block: Any, size: int = 16) -> None:
     """Have a part of what follows a tile in memory brought near, the next tile as a rule."""
-    e.prefetch(e.builder.add(e.at(codes, stride, TOKENS), e.at(e.int(0), block, TOKENS * size)), TOKENS * size // 64)
+    e.prefetch(e.builder.add(e.at(codes, stride, TOKENS), e.at(e.i64(0), block, TOKENS * size)), TOKENS * size // 64)
 
 
 def _token_words(e: Emitter, codes: Any, stride: Any, block: Any) -> list[list[Any]]:
@@ -95,7 +95,7 @@ def k_codes(
         e = Emitter(builder)
         sums = [e.sums(2) for _ in range(rows.count)]
         first_mask, step = _mask(e, bits)
-        plane_bytes = builder.mul(blocks, e.int(4 * 16))
+        plane_bytes = builder.mul(blocks, e.i64(4 * 16))
         with e.loop(blocks) as block:
             words = _token_words(e, codes, stride, block)
             mask = e.variable(first_mask)
@@ -109,7 +109,7 @@ def k_codes(
                     if byte == 3:  # one lower, for a sign bit must not become a code's
                         halves = [builder.lshr(half, e.words(8)) for half in halves]
                     values = [builder.sitofp(builder.and_(half, masks[byte]), FLOATS) for half in halves]
-                    _add_outer(e, sums, builder.add(channels, e.int(4 * channel)), CHANNEL_STRIDE, values)
+                    _add_outer(e, sums, builder.add(channels, e.i64(4 * channel)), CHANNEL_STRIDE, values)
                 builder.store(builder.shl(low, step), mask)
         _store_scores(e, sums, scores)
         return context.get_dummy_value()
@@ -142,7 +142,7 @@ def k_values(typing: Any, rows: Any, kv: Any, values: Any, stride: Any, q: Any, 
             for channel in range(channels):
                 parts = [_channel_of_words(e, half, channel, kind) for half in words]
                 _add_outer(
-                    e, sums, builder.add(e.at(q, block, 4 * channels), e.int(4 * channel)), CHANNEL_STRIDE, parts
+                    e, sums, builder.add(e.at(q, block, 4 * channels), e.i64(4 * channel)), CHANNEL_STRIDE, parts
                 )
         _store_scores(e, sums, scores)
         return context.get_dummy_value()
@@ -185,7 +185,7 @@ def v_codes(
         _, codes, stride, tokens, probs, scale, weights, offset, out, planes, blocks, bits = args
         e = Emitter(builder)
         first_mask, step = _mask(e, bits)
-        plane_bytes = builder.mul(blocks, e.int(4 * 16))
+        plane_bytes = builder.mul(blocks, e.i64(4 * 16))
 
         def some_planes(first: Any, block: Any, mask: Any, count: int) -> None:
             masks = [mask] if count == 1 else [mask, builder.shl(mask, step)]
@@ -196,7 +196,7 @@ def v_codes(
                 return [builder.sitofp(builder.and_(wide, own), FLOATS) for own in masks]
 
             sums = _weighted_sums(e, rows.count, probs, tokens, count, values)
-            place = builder.add(e.at(e.int(0), block, 4 * 16), builder.mul(first, plane_bytes))
+            place = builder.add(e.at(e.i64(0), block, 4 * 16), builder.mul(first, plane_bytes))
             for part in range(count):
                 factor, shift = (e.load(builder.add(x, place), FLOATS) for x in (scale, offset))
                 target = builder.add(out, place)
@@ -208,14 +208,14 @@ def v_codes(
 
         with e.loop(blocks) as block:
             _prefetch_next(e, codes, stride, block)
-            with builder.if_else(builder.icmp_signed("==", planes, e.int(1))) as (one, more):
+            with builder.if_else(builder.icmp_signed("==", planes, e.i64(1))) as (one, more):
                 with one:
-                    some_planes(e.int(0), block, first_mask, 1)
+                    some_planes(e.i64(0), block, first_mask, 1)
                 with more:
                     mask = e.variable(first_mask)
-                    with e.loop(builder.ashr(planes, e.int(1))) as pair:
+                    with e.loop(builder.ashr(planes, e.i64(1))) as pair:
                         own = builder.load(mask)
-                        some_planes(builder.shl(pair, e.int(1)), block, own, 2)
+                        some_planes(builder.shl(pair, e.i64(1)), block, own, 2)
                         builder.store(builder.shl(builder.shl(own, step), step), mask)
         return context.get_dummy_value()
 
@@ -236,21 +236,21 @@ def v_values(
         def some_blocks(first: Any, count: int) -> None:
             def loaded(token: Any) -> list[Any]:
                 row = builder.add(e.at(values, first, size), builder.mul(token, stride))
-                return [e.load_values(builder.add(row, e.int(size * part)), kind) for part in range(count)]
+                return [e.load_values(builder.add(row, e.i64(size * part)), kind) for part in range(count)]
 
             for part in range(count):
-                _prefetch_next(e, values, stride, builder.add(first, e.int(part)), size)
+                _prefetch_next(e, values, stride, builder.add(first, e.i64(part)), size)
             sums = _weighted_sums(e, rows.count, probs, tokens, count, loaded)
             for row, parts in enumerate(sums):
                 for part, total in enumerate(parts):
                     target, at = e.at(out, first, 4 * LANES), 4 * (row * CHANNEL_STRIDE + part * LANES)
                     e.store(builder.fadd(e.load(target, FLOATS, at), total), target, at)
 
-        pairs = builder.ashr(blocks, e.int(1))
+        pairs = builder.ashr(blocks, e.i64(1))
         with e.loop(pairs) as pair:
-            some_blocks(builder.shl(pair, e.int(1)), 2)
+            some_blocks(builder.shl(pair, e.i64(1)), 2)
         with builder.if_then(builder.trunc(blocks, BIT)):
-            some_blocks(builder.shl(pairs, e.int(1)), 1)
+            some_blocks(builder.shl(pairs, e.i64(1)), 1)
         return context.get_dummy_value()
 
     return types.void(rows, kv, *[types.int64] * 6), generate

@@ -203,6 +203,21 @@ def test_table_of_segments_is_made_once_and_freed_with_them() -> None:
     assert gone() is None and len(table._known) == made
 
 
+def test_tokens_are_read_from_where_they_have_moved_to() -> None:
+    """A growing buffer: more tokens in place, then all of them in a larger one."""
+    shape = Shape(group=7, channels=64, tail=40)
+    case = build(shape, (4, 2, 2))
+    layer, q = case.layer, queries(shape, 1)
+    for count in (3, 32, 33, 40):
+        rest = layer.fp_k.shape[2] - count
+        order = layer.order[:, : layer.order.shape[1] - rest]
+        for copied in (False, True):
+            k, v = (x[:, :, :count].clone() if copied else x[:, :, :count] for x in (layer.fp_k, layer.fp_v))
+            part = PackedLayer(k, v, layer.segments, order)
+            expected = reference.attend(q, part, None, 0.2).double()
+            assert relative_error(attend(q, part, None, 0.2), expected) <= TOLERANCE
+
+
 def test_moved_segments_are_read_where_they_are() -> None:
     """Tables hold addresses: segments that differ only in where they lie must not share one."""
     shape = Shape(group=7, channels=64)
@@ -224,6 +239,7 @@ def test_too_many_channels_are_refused() -> None:
 def test_dtypes_that_are_not_stored_are_refused() -> None:
     shape = Shape()
     layer = build(shape, (2,)).layer
+    attend(queries(shape, 1), layer, None, 0.2)
     wide = replace(layer, fp_k=layer.fp_k.double(), fp_v=layer.fp_v.double())
     with pytest.raises(UserError, match="torch.float64; the CPU backend takes"):
         attend(queries(shape, 1), wide, None, 0.2)

@@ -1,7 +1,7 @@
 """What the loop knows of a layer: a table of integers, one row for each segment that holds a window."""
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -36,8 +36,10 @@ class _Known(NamedTuple):
     """The table of some segments, these but for the first, and tensors made for the table to point to."""
 
     table: Table
+    dtype: torch.dtype
     rest: tuple[Segment, ...]
     copies: list[Tensor]
+    whole: dict[tuple[Any, ...], np.ndarray]  # by where the 16-bit tokens lie: rows with one for them; only the latest
 
 
 _known: WeakIdKeyDictionary = WeakIdKeyDictionary()  # by the first segment, which they must not keep alive
@@ -48,25 +50,29 @@ def table_of(layer: PackedLayer) -> Table:
 
     Raises UserError if its blocks are not all of one dtype.
     """
-    known, k, v = _segments(layer.segments, layer.fp_k.dtype), layer.fp_k, layer.fp_v
-    count = k.shape[2]
+    k, v, known = layer.fp_k, layer.fp_v, _segments(layer.segments, layer.fp_k.dtype)
+    count, tiles, tokens = k.shape[2], known.table.tiles, known.table.tokens
     if not count:
-        return known
-    own = -(-count // TOKENS)
-    row = [known.tiles, own, own, count, known.tokens, *_value_columns(k, True), *_value_columns(v, False)]
-    rows = np.array(row, np.int64).reshape(1, COLUMNS)
-    if len(known.rows):
-        rows = np.concatenate((known.rows, rows))
-    return Table(rows, known.tiles + own, known.tokens + count)
+        return known.table
+    place = k.data_ptr(), v.data_ptr(), k.stride(), v.stride()
+    rows = known.whole.get(place)
+    if rows is None:
+        row = [tiles, 0, 0, 0, tokens, *_value_columns(k, True), *_value_columns(v, False)]
+        rows = np.concatenate((known.table.rows, np.array([row], np.int64)))
+        known.whole.clear()
+        known.whole[place] = rows
+    rows, own = rows.copy(), -(-count // TOKENS)  # copied, for another thread may be reading it
+    rows[-1, TILES], rows[-1, WINDOW_TILES], rows[-1, WINDOW] = own, own, count
+    return Table(rows, tiles + own, tokens + count)
 
 
-def _segments(segments: tuple[Segment, ...], dtype: torch.dtype) -> Table:
+def _segments(segments: tuple[Segment, ...], dtype: torch.dtype) -> _Known:
     if not segments:
-        return _make(segments, dtype).table
+        return _make(segments, dtype)
     known = _known.get(segments[0])
-    if known is None or not _same(known.rest, segments[1:]):
+    if known is None or known.dtype != dtype or not _same(known.rest, segments[1:]):
         known = _known[segments[0]] = _make(segments, dtype)
-    return known.table
+    return known
 
 
 def _same(some: tuple[Segment, ...], others: tuple[Segment, ...]) -> bool:
@@ -86,7 +92,7 @@ def _make(segments: tuple[Segment, ...], dtype: torch.dtype) -> _Known:
         rows.append([tiles, windows * own, own, size, tokens, *k, *v])
         tiles, tokens = tiles + windows * own, tokens + windows * size
     table = Table(np.array(rows, dtype=np.int64).reshape(len(rows), COLUMNS), tiles, tokens)
-    return _Known(table, segments[1:], copies)
+    return _Known(table, dtype, segments[1:], copies, {})
 
 
 def _columns(block: WindowBlock, is_k: bool, dtype: torch.dtype, copies: list[Tensor]) -> list[int]:

@@ -1,11 +1,11 @@
 """What the benchmark commands do with their configuration: measure, write a record, and build what shows it."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 from omegaconf import DictConfig
-from rich.console import Console
 
 from windowquant.bench import record
 from windowquant.bench.decode import measure_decode
@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 def kernels_command(cfg: DictConfig) -> None:
     """Latency of attention, and the copy bandwidth, on the CPU: `<output>/<name>.json` and its table and figure."""
     settings = kernel_settings(cfg.kernels)
-    _finish(cfg, "kernels", CPU, measure_kernels(settings, CPU))
+    _finish(cfg, "kernels", CPU, measure_kernels(settings, CPU, _tell))
 
 
 def decode_command(cfg: DictConfig) -> None:
@@ -43,7 +43,11 @@ def gpu_command(cfg: DictConfig) -> None:
 
 def gpu_sections(cfg: DictConfig, device: torch.device) -> dict[str, Any]:
     """What the GPU's record holds; the device may be another one."""
-    return {**measure_kernels(kernel_settings(cfg.kernels), device), **_decode_sections(cfg, device)}
+    return {**measure_kernels(kernel_settings(cfg.kernels), device, _tell), **_decode_sections(cfg, device)}
+
+
+def _tell(progress: str) -> None:
+    print(progress, file=sys.stderr, flush=True)
 
 
 def _finish(cfg: DictConfig, kind: str, device: torch.device, sections: dict[str, Any]) -> None:
@@ -57,11 +61,10 @@ def _decode_sections(cfg: DictConfig, device: torch.device) -> dict[str, Any]:
     settings = decode_settings(cfg.decode)
     shape = text_shape(settings.shape)
     table9 = kernel_settings(cfg.attention)  # everything is checked before anything is measured
-    tell = Console(stderr=True).print
-    tell(f"A random model of shape {settings.shape} ...")
+    _tell(f"A random model of shape {settings.shape} ...")
     model = random_model(shape, settings.dtype, device)
-    rows = measure_decode(settings, model, device, tell)
-    tell("packing, search, overhead ...")
+    rows = measure_decode(settings, model, device, _tell)
+    _tell("packing, search, overhead ...")
     small = random_model(text_shape(cfg.packing.small_shape), dtype_of("float32"), device)
     with threads(max(settings.threads)), undisturbed(settings.realtime):
         packing = [
@@ -75,7 +78,7 @@ def _decode_sections(cfg: DictConfig, device: torch.device) -> dict[str, Any]:
         search = measure_search(shape, cfg.search.visual_tokens, settings.dtype, device, cfg.search.rounds)
     return {
         "decode": rows,
-        "attention": measure_kernels(table9, device)["kernels"],
+        "attention": measure_kernels(table9, device, _tell)["kernels"],
         "packing": packing,
         "search": search,
         "overhead": measure_overhead(cfg.overhead.episodes, settings.realtime),

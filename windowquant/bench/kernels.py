@@ -1,6 +1,6 @@
 """Latency of decode attention over one layer's cache, every contender side by side."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -61,8 +61,11 @@ class KernelSettings:
             raise UserError(f"contexts must name numbers of visual tokens, {self.window} (one window) or more.")
 
 
-def measure_kernels(settings: KernelSettings, device: torch.device) -> dict[str, Any]:
-    """Sections `bandwidth` (a row for each number of threads) and `kernels` (a row for each contender and cell)."""
+def measure_kernels(settings: KernelSettings, device: torch.device, tell: Callable[[str], None]) -> dict[str, Any]:
+    """Sections `bandwidth` (a row for each number of threads) and `kernels` (a row for each contender and cell).
+
+    `tell` hears of each cell as it starts.
+    """
     get_backend(settings.backend, device)  # says now what is wrong with it
     counts = settings.threads if device.type == "cpu" else [torch.get_num_threads()]
     bandwidth = []
@@ -73,6 +76,7 @@ def measure_kernels(settings: KernelSettings, device: torch.device) -> dict[str,
     rows: list[dict[str, Any]] = []
     for name in settings.shapes:
         for context in settings.contexts:
+            tell(f"attention, heads of {name}: {settings.batch} x {context} visual tokens")
             rows += _cell(settings, name, context // settings.window * settings.window, device, copied)
     return {"bandwidth": bandwidth, "kernels": rows}
 

@@ -13,10 +13,10 @@ from windowquant.errors import UserError
 
 
 def plain(cfg: DictConfig) -> dict[str, Any]:
-    """The configuration as plain values, for a record; without Hydra's own part."""
+    """The configuration as plain values, for a record; without Hydra's own part, and without where it is written."""
     values = OmegaConf.to_container(cfg, resolve=True)
     assert isinstance(values, dict)
-    return {str(key): value for key, value in values.items() if key != "hydra"}
+    return {str(key): value for key, value in values.items() if key not in ("hydra", "output", "name")}
 
 
 def kernel_settings(cfg: DictConfig) -> KernelSettings:

@@ -36,7 +36,7 @@ def kernel_figure(title: str, rows: Sequence[Row]) -> Figure:
             _line(axes, line, f"{contender}, {dtype}", "visual_tokens", _COLOURS[index], "-" if ours else "--")
         axes.set(xscale="log", yscale="log", xlabel="visual tokens", ylabel="ms a step", title=f"heads of {shape}")
     figure.legend(*_all_labels(figure), loc="outside lower center", ncols=4, fontsize="small")
-    figure.suptitle(f"{title}; {most_threads(rows)} threads", fontsize="medium")
+    figure.suptitle(f"{title}\n{most_threads(rows)} threads", fontsize="medium")
     return figure
 
 
@@ -54,7 +54,7 @@ def context_figure(title: str, rows: Sequence[Row]) -> Figure | None:
     panels[0].set(xlabel="visual tokens", ylabel="ms a token", ylim=(0, None))
     panels[1].set(xlabel="K and V held (MB)", ylabel="ms a token", ylim=(0, None))
     panels[0].legend(fontsize="small")
-    figure.suptitle(f"{title}; batch {own[0]['batch']}, {own[0]['threads']} threads", fontsize="medium")
+    figure.suptitle(f"{title}\nbatch {own[0]['batch']}, {own[0]['threads']} threads", fontsize="medium")
     return figure
 
 
@@ -75,9 +75,9 @@ def alpha_figure(title: str, rows: Sequence[Row]) -> Figure | None:
         bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
     shares.set(xlabel="alpha", ylabel="share of the visual tokens", xticks=places)
     shares.set_xticklabels([f"{point['alpha']:g}" for point in points])
-    shares.legend(fontsize="small")
+    shares.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, 1.12), ncols=3)
     sizes = f"{own[0]['visual_tokens']:,} visual tokens, {own[0]['threads']} threads"
-    figure.suptitle(f"{title}; {sizes}", fontsize="medium")
+    figure.suptitle(f"{title}\n{sizes}", fontsize="medium")
     return figure
 
 

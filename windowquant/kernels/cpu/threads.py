@@ -2,7 +2,8 @@
 
 Threads of our own would share the cores with torch's, which stay awake for a while after each of its operations: an
 attention between two matrix products took twice as long. So it runs in a parallel region of the OpenMP library that
-torch computes with, which takes microseconds.
+torch computes with, which takes microseconds. What holds for torch's operations holds here: after a fork, the child
+can use one thread only.
 """
 
 import ctypes

@@ -1,9 +1,11 @@
 """Attention over a packed layer on the CPU, in one pass over the codes."""
 
+import ctypes
+import struct
+import sys
 import threading
 from functools import lru_cache
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,11 +16,12 @@ from windowquant.kernels.cpu.loop import attend_parts
 from windowquant.kernels.cpu.steps import MASKED, WORKSPACE
 from windowquant.kernels.cpu.table import table_of
 from windowquant.kernels.cpu.threads import run
-from windowquant.kernels.cpu.tiles import CHANNEL_STRIDE, MAX_CHANNELS, NUMPY_KINDS
+from windowquant.kernels.cpu.tiles import CHANNEL_STRIDE, MAX_CHANNELS, NUMPY_KINDS, TOKENS
 from windowquant.kernels.reference import stored_mask
 
 _ROWS = (8, 7, 4, 1)  # few, for each is compiled apart
 _GRAIN = 32  # tiles that are worth a thread of their own
+_Job = ctypes.c_int64 * j.SIZE
 _local = threading.local()
 
 
@@ -38,33 +41,38 @@ def attend(q: Tensor, layer: PackedLayer, mask: Tensor | None, scaling: float) -
     queries that do not fit.
     """
     _check(q, layer)
-    batch, q_heads, queries, channels = q.shape
-    heads = layer.fp_k.shape[1]
-    rows = q_heads // heads * queries
+    batch, heads, kept, channels = layer.fp_k.shape
+    queries = q.shape[2]
+    rows = q.shape[1] // heads * queries
     at_once = _rows_at_once(rows)
     padded = -(-rows // at_once) * at_once
     table = table_of(layer)
-    if not table.tiles:
+    tiles, tokens = table.tiles - (-kept // TOKENS), table.tokens + kept
+    if not tiles:
         return torch.zeros_like(q)
     bias = _bias(mask, layer.order, queries)
-    parts = max(1, min(torch.get_num_threads(), batch * heads * table.tiles // _GRAIN))
-    given = q.reshape(batch * heads, rows, channels).float().contiguous()
-    out = torch.empty(batch * heads, rows, channels)
+    parts = max(1, min(torch.get_num_threads(), batch * heads * tiles // _GRAIN))
+    given, out = q.float().contiguous(), torch.empty(q.shape)
     buffers = torch.empty(2, batch * heads + parts, padded, CHANNEL_STRIDE)
-    job = np.zeros(j.SIZE, np.int64)
-    job[j.PARTS] = parts
-    job[j.TABLE], job[j.SEGMENTS] = table.rows.ctypes.data, len(table.rows)
-    job[j.TILES], job[j.TOKENS] = table.tiles, table.tokens
-    job[j.Q], job.view(np.float32)[2 * j.SCALING] = given.data_ptr(), scaling
-    job[j.ROWS], job[j.PADDED_ROWS], job[j.QUERIES] = rows, padded, queries
-    job[j.ALL_HEADS], job[j.HEADS], job[j.CHANNELS] = batch * heads, heads, channels
-    if bias is not None:
-        job[j.BIAS], job[j.BIAS_STEP] = bias.data_ptr(), 4 * bias.stride(0) if len(bias) > 1 else 0
-    job[j.SCALED] = buffers.data_ptr()
-    job[j.PIECES] = job[j.SCALED] + 4 * buffers.stride(0)
-    job[j.WORK], job[j.OUT] = _workspace(parts), out.data_ptr()
-    run(attend_parts(at_once, NUMPY_KINDS[layer.fp_k.dtype]).address, job.ctypes.data, parts)
-    return out.view(batch, q_heads, queries, channels).to(q.dtype)
+    scaled = buffers.data_ptr()
+    # fmt: off
+    job = _Job(
+        0, 0, parts,
+        table.address, len(table.rows), tiles, tokens,
+        given.data_ptr(), _bits(scaling), rows, padded, queries,
+        batch * heads, heads, channels,
+        *((0, 0) if bias is None else (bias.data_ptr(), 4 * bias.stride(0) if len(bias) > 1 else 0)),
+        scaled, scaled + buffers.nbytes // 2, _workspace(parts), out.data_ptr(),
+    )
+    # fmt: on
+    run(attend_parts(at_once, NUMPY_KINDS[layer.fp_k.dtype]).address, ctypes.addressof(job), parts)
+    return out.to(q.dtype)
+
+
+@lru_cache
+def _bits(x: float) -> int:
+    """Those of a float32."""
+    return int.from_bytes(struct.pack("=f", x), sys.byteorder)
 
 
 def _workspace(parts: int) -> int:
@@ -75,9 +83,15 @@ def _workspace(parts: int) -> int:
 
 
 def _check(q: Tensor, layer: PackedLayer) -> None:
-    if q.shape[3] > MAX_CHANNELS:
+    batch, heads, _, channels = layer.fp_k.shape
+    if q.shape[0] != batch or q.shape[3] != channels or q.shape[1] % heads:
         raise UserError(
-            f"The model has a head_dim of {q.shape[3]}; the CPU backend takes up to {MAX_CHANNELS}: set "
+            f"Queries of shape {list(q.shape)} do not fit a layer of {batch} requests, {heads} KV heads and head_dim "
+            f"{channels}; give [{batch}, a multiple of {heads}, tokens, {channels}]."
+        )
+    if channels > MAX_CHANNELS:
+        raise UserError(
+            f"The model has a head_dim of {channels}; the CPU backend takes up to {MAX_CHANNELS}: set "
             "backend=reference."
         )
     if layer.fp_k.dtype not in NUMPY_KINDS:
@@ -85,13 +99,7 @@ def _check(q: Tensor, layer: PackedLayer) -> None:
             f"K and V are stored as {layer.fp_k.dtype}; the CPU backend takes float16, bfloat16 and float32: set "
             "kv_dtype, or backend=reference."
         )
-    batch, heads, _, channels = layer.fp_k.shape
-    if q.shape[0] != batch or q.shape[3] != channels or q.shape[1] % heads:
-        raise UserError(
-            f"Queries of shape {list(q.shape)} do not fit a layer of {batch} requests, {heads} KV heads and head_dim "
-            f"{channels}; give [{batch}, a multiple of {heads}, tokens, {channels}]."
-        )
-    if any(x.stride(3) != 1 for x in (layer.fp_k, layer.fp_v)):
+    if layer.fp_k.stride(3) != 1 or layer.fp_v.stride(3) != 1:
         raise UserError("The channels of stored K and V must lie next to each other; store them contiguous.")
 
 

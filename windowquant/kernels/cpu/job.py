@@ -11,9 +11,9 @@ PARTS = 2
 TABLE = 3
 """Address of `table.Table.rows`."""
 SEGMENTS, TILES, TOKENS = 4, 5, 6
-"""Rows of the table, and what it holds, per head."""
+"""Rows of the table; tiles and tokens of a head in all."""
 Q, SCALING = 7, 8
-"""Address of the queries, float32 [B * H, ROWS, CHANNELS], and what they are multiplied with, a float32."""
+"""Address of the queries, float32 [B * H, ROWS, CHANNELS], and the bits of a float32 to multiply them with."""
 ROWS, PADDED_ROWS, QUERIES = 9, 10, 11
 """Query rows of a head; up to a multiple of the rows at a time; query tokens: row r is of query r % QUERIES."""
 ALL_HEADS, HEADS, CHANNELS = 12, 13, 14

@@ -107,14 +107,15 @@ def _chunk(
     k, v, size, per_window = segment[t.K : t.V], segment[t.V :], segment[t.WINDOW], segment[t.WINDOW_TILES]
     for tile in range(tiles):
         window, token = (first + tile) // per_window, (first + tile) % per_window * TOKENS
-        count, scores = min(TOKENS, size - token), work + SCORES + 4 * TOKENS * tile
+        stored, scores = segment[t.FIRST_TOKEN] + window * size + token, work + SCORES + 4 * TOKENS * tile
+        count = min(TOKENS, size - token, tokens - stored)
         _score(rows, kv, k, (batch, head, window, token), count, q, channels, scores, work)
-        stored = segment[t.FIRST_TOKEN] + window * size + token
         steps.mask(len(rows), first_row, stored, count, tokens, bias, queries, scores)
     steps.softmax(len(rows), tiles, out, work)
     for tile in range(tiles):
         window, token = (first + tile) // per_window, (first + tile) % per_window * TOKENS
-        count, probs = min(TOKENS, size - token), work + SCORES + 4 * TOKENS * tile
+        stored, probs = segment[t.FIRST_TOKEN] + window * size + token, work + SCORES + 4 * TOKENS * tile
+        count = min(TOKENS, size - token, tokens - stored)
         _add(rows, kv, v, (batch, head, window, token), count, out, channels, probs, work)
 
 

@@ -24,46 +24,58 @@ TOKEN_GROUPS, SCALE, SHIFT, SHIFT_FACTORS, SCALE_BATCH, SCALE_HEAD, SCALE_WINDOW
 _NO_GROUPS = (0,) * 8
 
 
+UNBOUNDED = 2**40
+"""Tiles, and tokens of a window, in the row for the 16-bit tokens; how many there really are, the call knows."""
+
+
 class Table(NamedTuple):
-    """rows: int64 [segments that hold a window, and the 16-bit tokens if any, COLUMNS]; tiles, tokens: how many."""
+    """What is known of a layer.
+
+    rows: int64 [segments that hold a window, and one for 16-bit tokens if there are any, COLUMNS]. address: of the
+    rows. tiles, tokens: how many the segments hold.
+    """
 
     rows: np.ndarray
+    address: int
     tiles: int
     tokens: int
 
 
 class _Known(NamedTuple):
-    """The table of some segments, these but for the first, and tensors made for the table to point to."""
+    """Rows of some segments, these but for the first, and tensors made for the rows to point to."""
 
-    table: Table
+    segments: Table
     dtype: torch.dtype
     rest: tuple[Segment, ...]
     copies: list[Tensor]
-    whole: dict[tuple[Any, ...], np.ndarray]  # by where the 16-bit tokens lie: rows with one for them; only the latest
+    whole: dict[tuple[Any, ...], Table]  # by where the 16-bit tokens lie; the latest only
 
 
 _known: WeakIdKeyDictionary = WeakIdKeyDictionary()  # by the first segment, which they must not keep alive
 
 
 def table_of(layer: PackedLayer) -> Table:
-    """The table of a layer. The rows of its segments are made once for as long as these live.
+    """The table of a layer, made once for as long as its segments live and its 16-bit tokens grow in place.
 
     Raises UserError if its blocks are not all of one dtype.
     """
     k, v, known = layer.fp_k, layer.fp_v, _segments(layer.segments, layer.fp_k.dtype)
-    count, tiles, tokens = k.shape[2], known.table.tiles, known.table.tokens
-    if not count:
-        return known.table
+    if not k.shape[2]:
+        return known.segments
     place = k.data_ptr(), v.data_ptr(), k.stride(), v.stride()
-    rows = known.whole.get(place)
-    if rows is None:
-        row = [tiles, 0, 0, 0, tokens, *_value_columns(k, True), *_value_columns(v, False)]
-        rows = np.concatenate((known.table.rows, np.array([row], np.int64)))
+    table = known.whole.get(place)
+    if table is None:
+        rows, _, tiles, tokens = known.segments
+        counts = [tiles, UNBOUNDED, UNBOUNDED, UNBOUNDED, tokens]
+        row = [*counts, *_value_columns(k, True), *_value_columns(v, False)]
+        table = _table(np.concatenate((rows, np.array([row], np.int64))), tiles, tokens)
         known.whole.clear()
-        known.whole[place] = rows
-    rows, own = rows.copy(), -(-count // TOKENS)  # copied, for another thread may be reading it
-    rows[-1, TILES], rows[-1, WINDOW_TILES], rows[-1, WINDOW] = own, own, count
-    return Table(rows, tiles + own, tokens + count)
+        known.whole[place] = table
+    return table
+
+
+def _table(rows: np.ndarray, tiles: int, tokens: int) -> Table:
+    return Table(rows, int(rows.ctypes.data), tiles, tokens)
 
 
 def _segments(segments: tuple[Segment, ...], dtype: torch.dtype) -> _Known:
@@ -91,7 +103,7 @@ def _make(segments: tuple[Segment, ...], dtype: torch.dtype) -> _Known:
         own = -(-size // TOKENS)
         rows.append([tiles, windows * own, own, size, tokens, *k, *v])
         tiles, tokens = tiles + windows * own, tokens + windows * size
-    table = Table(np.array(rows, dtype=np.int64).reshape(len(rows), COLUMNS), tiles, tokens)
+    table = _table(np.array(rows, dtype=np.int64).reshape(len(rows), COLUMNS), tiles, tokens)
     return _Known(table, dtype, segments[1:], copies, {})
 
 

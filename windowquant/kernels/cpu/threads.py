@@ -30,13 +30,19 @@ def _region() -> Any:
     return region
 
 
+@lru_cache
+def _callable(function: int) -> Any:
+    return _FUNCTION(function)
+
+
 def run(function: int, argument: int, threads: int) -> None:
     """Call the C function at address `function` with the address `argument` in each of up to `threads` threads."""
-    region = _region()
     if threads == 1:
-        _FUNCTION(function)(argument)
-    elif region is not None:
+        _callable(function)(argument)
+        return
+    region = _region()
+    if region is not None:
         region(function, argument, threads, 0)
-    else:
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(_FUNCTION(function), [argument] * threads))
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(_callable(function), [argument] * threads))

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import torch
 from hydra import compose
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
@@ -111,17 +112,15 @@ def perplexity_command(cfg: DictConfig) -> None:
     setting = _setting(cfg, path, text, scored)
     target = Path(cfg.output) / "perplexity" / f"{cfg.name}.json"
     rows = {} if cfg.force else _known_rows(target, setting)
-    reader = Reader(model, scored, cfg.context, cfg.chunk)
-    with tempfile.TemporaryDirectory() as folder, tqdm(total=len(wanted) * len(scored), unit="document") as bar:
-        calibration = calibrated(model, spare, cfg.context, Path(folder))
-        for ask in wanted:
+    reader, missing = Reader(model, scored, cfg.context, cfg.chunk), [ask for ask in wanted if ask.key not in rows]
+    if not missing:
+        _write(target, setting, [rows[ask.key] for ask in wanted], device)
+    with tempfile.TemporaryDirectory() as folder, tqdm(total=len(missing) * len(scored), unit="document") as bar:
+        calibration = calibrated(model, spare, cfg.context, Path(folder)) if missing else None
+        for ask in missing:
             bar.set_description(ask.name)
-            if ask.key not in rows:
-                rows[ask.key] = reader.row(ask, calibration, bar.update)
-            ordered = [rows[each.key] for each in wanted if each.key in rows]
-            record = _record(setting, ordered, target, describe(device))
-            write_json(target, record)
-            write_text(target.with_suffix(".md"), to_markdown(record))
+            rows[ask.key] = reader.row(ask, calibration, bar.update)
+            _write(target, setting, [rows[each.key] for each in wanted if each.key in rows], device)
     print(target.with_suffix(".md").read_text(encoding="utf-8"))
     print(f"{target}, {target.with_suffix('.md')}")
 
@@ -162,13 +161,14 @@ def _known_rows(target: Path, setting: dict[str, Any]) -> dict[str, dict[str, An
         raise UserError(f"{target} is not a perplexity record: delete it, or give another name=<name>.") from error
 
 
-def _record(
-    setting: dict[str, Any], rows: list[dict[str, Any]], target: Path, machine: dict[str, Any]
-) -> dict[str, Any]:
-    return {
+def _write(target: Path, setting: dict[str, Any], rows: list[dict[str, Any]], device: torch.device) -> None:
+    """The record, and the table beside it."""
+    record = {
         "setting": setting,
         "file": target.name,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": machine,
+        "machine": describe(device),
         "rows": compared(rows),
     }
+    write_json(target, record)
+    write_text(target.with_suffix(".md"), to_markdown(record))

@@ -14,6 +14,7 @@ from windowquant.cache.recipe import Recipe
 from windowquant.core.packed import Segment, WindowBlock
 from windowquant.core.quantizer import Granularity, ZeroPoint, quantize_pieces, storage_bytes, unquantized, window_parts
 from windowquant.errors import UserError
+from windowquant.kernels import get_quantizer
 
 
 @dataclass(eq=False)
@@ -145,14 +146,18 @@ def _block(x: Tensor, columns: Tensor, bits: int, recipe: Recipe, label: str, pe
     if bits == 16:
         tokens = _copied(x, columns.flatten(1), recipe, label)
         return unquantized(tokens.unflatten(2, (windows, size)), recipe.granularity)
+    granularity, zero_point, dtype = recipe.granularity, recipe.zero_point, recipe.storage_dtype(x.dtype)
+    quantize = get_quantizer(x, granularity, dtype)
+    if quantize is not None:
+        return quantize(x, columns, bits, granularity, zero_point, dtype, label, peak)
 
     def piece(part: slice) -> Tensor:
         chosen = columns[:, part]
-        tokens = _gather(x, chosen.flatten(1)).to(recipe.storage_dtype(x.dtype))
+        tokens = _gather(x, chosen.flatten(1)).to(dtype)
         return tokens.unflatten(2, chosen.shape[1:])
 
     shape = (x.shape[0], x.shape[1], windows, size, x.shape[3])
-    return quantize_pieces(piece, shape, bits, recipe.granularity, recipe.zero_point, label, peak)
+    return quantize_pieces(piece, shape, bits, granularity, zero_point, label, peak)
 
 
 def check_finite(x: Tensor, label: str) -> None:

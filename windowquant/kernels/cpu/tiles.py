@@ -30,6 +30,8 @@ CHANNEL_STRIDE = MAX_CHANNELS + LANES
 CHUNK = 8
 """Tiles whose scores are kept together."""
 
+_AHEAD = 2  # tiles
+
 TOKEN_STRIDE = CHUNK * TOKENS + LANES
 """Floats from one row of scores to the next."""
 
@@ -72,15 +74,17 @@ def _store_scores(e: Emitter, sums: list[list[Any]], out: Any) -> None:
             e.store(e.builder.load(place), out, 4 * (row * TOKEN_STRIDE + part * LANES), 64)
 
 
-def _prefetch_next(e: Emitter, codes: Any, stride: Any, block: Any, size: int = 16) -> None:
-    """Have a part of what follows a tile in memory brought near, the next tile as a rule."""
-    e.prefetch(e.builder.add(e.at(codes, stride, TOKENS), e.at(e.i64(0), block, TOKENS * size)), TOKENS * size // 64)
+def _prefetch(e: Emitter, codes: Any, stride: Any, block: Any, size: int = 16) -> None:
+    """Have a part of what lies _AHEAD tiles on in memory brought near, of the next but one as a rule."""
+    e.prefetch(
+        e.builder.add(e.at(codes, stride, _AHEAD * TOKENS), e.at(e.i64(0), block, TOKENS * size)), TOKENS * size // 64
+    )
 
 
 def _token_words(e: Emitter, codes: Any, stride: Any, block: Any) -> list[list[Any]]:
     """16 bytes of 32 tokens: [two halves of the tokens][four words]."""
     first = e.at(codes, block, 16)
-    _prefetch_next(e, codes, stride, block)
+    _prefetch(e, codes, stride, block)
     return [e.transposed(first, stride), e.transposed(e.at(first, stride, LANES), stride)]
 
 
@@ -207,7 +211,7 @@ def v_codes(
                 place = builder.add(place, plane_bytes)
 
         with e.loop(blocks) as block:
-            _prefetch_next(e, codes, stride, block)
+            _prefetch(e, codes, stride, block)
             with builder.if_else(builder.icmp_signed("==", planes, e.i64(1))) as (one, more):
                 with one:
                     some_planes(e.i64(0), block, first_mask, 1)
@@ -239,7 +243,7 @@ def v_values(
                 return [e.load_values(builder.add(row, e.i64(size * part)), kind) for part in range(count)]
 
             for part in range(count):
-                _prefetch_next(e, values, stride, builder.add(first, e.i64(part)), size)
+                _prefetch(e, values, stride, builder.add(first, e.i64(part)), size)
             sums = _weighted_sums(e, rows.count, probs, tokens, count, loaded)
             for row, parts in enumerate(sums):
                 for part, total in enumerate(parts):
@@ -258,13 +262,16 @@ def v_values(
 
 @intrinsic
 def widened(typing: Any, kv: Any, values: Any, factors: Any, out: Any, blocks: Any) -> Any:
-    """out = values * factors, for `blocks` * 16 of them; factors and out are float32."""
+    """out = values * factors, for `blocks` * 16 of them; factors and out are float32. Others follow them in memory."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         _, values, factors, out, blocks = args
         e, kind = Emitter(builder), KINDS[kv.dtype]
         with e.loop(blocks) as block:
-            value = e.load_values(e.at(values, block, LANES * (4 if kind == "float32" else 2)), kind)
+            size = LANES * (4 if kind == "float32" else 2)
+            place = e.at(values, block, size)
+            e.prefetch(e.at(place, blocks, _AHEAD * size), 1)
+            value = e.load_values(place, kind)
             factor = e.load(e.at(factors, block, 4 * LANES), FLOATS)
             e.store(builder.fmul(value, factor), e.at(out, block, 4 * LANES))
         return context.get_dummy_value()

@@ -2,8 +2,10 @@
 
 The contract is that of `kernels.reference.attend`. All segments, whatever their number and bits, and the 16-bit block
 are shared out among the programs of one launch (`triton_table`); what a program does is in `triton_decode` and
-`triton_tiles`. The launcher reads shapes only, never values, so a step neither waits for the device nor depends on what
-it computes, and can be captured in a CUDA graph once it has run (a first call tunes, and makes the layer's table).
+`triton_tiles`; codes are expanded in registers (`triton_codes`), so a step moves the packed bytes and no more. The
+launcher reads shapes only, never values: a step does not wait for the device and can be captured in a CUDA graph once
+it has run (a first call tunes, and makes the layer's table). A captured step keeps the length of the 16-bit block; to
+grow within a graph, give the block with its room, and -1 in `order` where there is no token yet.
 """
 
 import torch
@@ -18,13 +20,12 @@ from windowquant.kernels.triton_table import FLAT_TOKENS, Kind, SideKind, WorkTa
 FP_KIND = Kind(SideKind(16, "none", False, 16), SideKind(16, "none", False, 16), FLAT_TOKENS)
 """How the kernels take the 16-bit block."""
 
-_ROWS = 64  # rows in a block at most
-_ROWS_OF_WIDE_HEADS = 32  # the same for more than 128 channels: registers
+_SUMS = 4096  # float32 sums of a tile, rows times channels, at most: registers
 
 
 def row_block(rows: int, channels: int) -> int:
     """Rows of a tile: all `rows` that share a KV head, padded, unless they are too many."""
-    return min(padded(rows), _ROWS if channels <= 128 else _ROWS_OF_WIDE_HEADS)
+    return min(padded(rows), 64, _SUMS // padded(channels))
 
 
 def check_shapes(q: Tensor, layer: PackedLayer) -> None:

@@ -39,7 +39,7 @@ NEVER = tl.constexpr(-1e30)  # score of a token that is not attended; finite, so
 DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
 
-_SUMS = 32  # float32 sums of a tile that a thread holds at most, or other registers go to memory
+_SUMS = 64  # float32 sums of a tile that a thread holds at most, or other registers go to memory
 
 
 def fitting(configs: list[triton.Config], arguments: dict[str, Any], **constants: Any) -> list[triton.Config]:
@@ -97,17 +97,3 @@ def cast(x, DTYPE: tl.constexpr):
     else:
         rounded = x.to(DTYPE)
     return rounded
-
-
-@triton.jit
-def load_codes(pointer, stride, tokens, valid, D: tl.constexpr, DP: tl.constexpr, BITS: tl.constexpr):
-    """Codes [T, DP] of `tokens` [T] from `pointer`, expanded from their planes (`core.packing`) in registers."""
-    channels = tl.arange(0, DP)
-    row: tl.constexpr = D * BITS // 8 if BITS < 16 else D
-    places = pointer + tokens[:, None] * stride + (channels % row)[None, :]
-    mask = valid[:, None] & (channels < D)[None, :]
-    packed = tl.load(places, mask=mask, other=0)
-    if BITS < 8:
-        shifts = ((channels // row) * BITS).to(tl.uint8)
-        packed = (packed >> shifts[None, :]) & (2**BITS - 1)
-    return packed

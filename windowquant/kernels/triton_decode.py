@@ -86,7 +86,7 @@ def _attend_run(
 
 
 @triton.autotune(
-    configs((2, 2), (4, 2), (2, 3), (4, 3), (8, 2)),
+    configs((2, 2), (1, 2), (4, 2), (2, 3), (4, 3)),
     key=["D", "BLOCK", "KINDS", "COMPUTE", "MASK"],
     prune_configs_by=PRUNE,
 )

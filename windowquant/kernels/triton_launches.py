@@ -114,21 +114,22 @@ def _similarity(metric: str) -> Launch:
 
 def launches() -> Iterator[Launch]:
     """Every kernel at representative shapes: head_dim, rows that share a KV head, bits, dtype, granularity, mask."""
+    yield replace(_attention(128), tuned=True)
+    for bits in ((16, 8, 4, 2, 1), (2,), ()):
+        yield _attention(128, bits=bits)
+    yield _attention(128, dtype=torch.bfloat16)
+    yield _attention(128, groups="token")
+    yield _attention(128, mask="bool")
+    for width in (8, 4, 2, 1):
+        yield _quantizer(128, width, _WINDOW, "window_channel")
+    yield _quantizer(128, 2, 196, "window_channel")
+    yield _quantizer(128, 4, _WINDOW, "window_channel", "symmetric")
     for channels in (64, 128):
-        yield replace(_attention(channels), tuned=True)
-        for bits in ((16, 8, 4, 2, 1), (2,), ()):
-            yield _attention(channels, bits=bits)
         yield _attention(channels, rows=7 * 512)
-        yield _attention(channels, dtype=torch.bfloat16)
-        yield _attention(channels, groups="token")
-        yield _attention(channels, mask="bool")
-        yield from _others(channels)
-        for bits in (8, 4, 2, 1):
-            yield _quantizer(channels, bits, _WINDOW, "window_channel")
-        yield _quantizer(channels, 2, 196, "window_channel")
-        yield _quantizer(channels, 4, _WINDOW, "window_channel", "symmetric")
         yield _quantizer(channels, 2, _WINDOW, "token")
-    for channels in (32, 80, 96, 256):
+        yield from _others(channels)
+    for channels in (32, 64, 80, 96, 256):
         yield _attention(channels)
+    yield _quantizer(64, 2, _WINDOW, "window_channel")
     for metric in ("cosine", "pearson", "euclidean"):
         yield _similarity(metric)

@@ -41,7 +41,7 @@ def _score_run(q, k, extent, target, own, scaling, D: tl.constexpr, DP: tl.const
         tl.store(places, scores, mask=own[:, None] & valid[None, :])
 
 
-@triton.autotune(configs((2, 2), (4, 2), (8, 2)), key=["D", "BLOCK", "KINDS", "COMPUTE"], prune_configs_by=PRUNE)
+@triton.autotune(configs((2, 2), (1, 2), (4, 2)), key=["D", "BLOCK", "KINDS", "COMPUTE"], prune_configs_by=PRUNE)
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def scores_kernel(
     q,
@@ -108,7 +108,7 @@ def _sum_run(
     return values
 
 
-@triton.autotune(configs((2, 2), (4, 2), (8, 2)), key=["D", "BLOCK", "KINDS", "COMPUTE"], prune_configs_by=PRUNE)
+@triton.autotune(configs((2, 2), (1, 2), (4, 2)), key=["D", "BLOCK", "KINDS", "COMPUTE"], prune_configs_by=PRUNE)
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def weighted_kernel(
     p,

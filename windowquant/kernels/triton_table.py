@@ -31,7 +31,7 @@ class SideKind(NamedTuple):
 
     bits: 16, 8, 4, 2 or 1. groups: "channel" (each channel has its scale), "token" (each token), "whole" (all elements
     of a head share one) or "none" (16 bits). symmetric: the offset follows from the scale. align: bytes, a power of two
-    up to 16, of which the addresses and strides of codes are multiples.
+    up to 16, of which the addresses and strides of codes, and of scales of channels, are multiples.
     """
 
     bits: int
@@ -105,9 +105,11 @@ def _side(block: WindowBlock, dtype: torch.dtype, name: str) -> _Side:
     sb, sh, sw, ss, sd = _strides(block.scale)
     per_token = block.granularity in PER_TOKEN
     groups = "token" if per_token else "channel" if sd else "whole"
-    kind = SideKind(block.bits, groups, block.symmetric, align)
     unit = block.scale.element_size()
     offset = 0 if block.symmetric else block.offset.data_ptr()
+    if groups == "channel":
+        align = gcd(align, block.scale.data_ptr(), offset, *(stride * unit for stride in (sb, sh, sw)))
+    kind = SideKind(block.bits, groups, block.symmetric, align)
     steps, token_steps = (w, sw * unit, sw * unit), (s, ss * unit, ss * unit)
     flat = w == size * s and sw == size * ss
     addresses = (codes.data_ptr(), block.scale.data_ptr(), offset)

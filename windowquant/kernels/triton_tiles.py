@@ -11,7 +11,7 @@ scales, token stride of scales), the first three pointers to the head at hand.
 import triton
 import triton.language as tl
 
-from windowquant.kernels.triton_common import load_codes
+from windowquant.kernels.triton_codes import load_codes
 
 ROW = tl.constexpr(27)  # numbers in a row of the work table
 _SIDE = tl.constexpr(11)  # of which K and V take so many each, after the first five
@@ -31,10 +31,12 @@ def read_side(table, entry, batch, head, like, SIDE: tl.constexpr, KIND: tl.cons
     over_tokens = tl.multiple_of(tl.load(row + 6), UNIT)
     address = tl.load(row).to(kv if BITS == 16 else tl.pointer_type(tl.uint8))
     codes = tl.multiple_of(address, ALIGN) + batch * over_batch + head * over_heads
-    groups = batch * tl.load(row + 7) + head * tl.load(row + 8)
-    scale = tl.load(row + 1).to(kv) + groups
-    offset = tl.load(row + 2).to(kv) + groups
-    return codes, scale, offset, over_windows, over_tokens, tl.load(row + 9), tl.load(row + 10)
+    GROUP: tl.constexpr = ALIGN * 8 // like.dtype.element_ty.primitive_bitwidth if KIND[1] == "channel" else 1
+    STEP: tl.constexpr = max(1, GROUP)
+    groups = batch * tl.multiple_of(tl.load(row + 7), STEP) + head * tl.multiple_of(tl.load(row + 8), STEP)
+    scale = tl.multiple_of(tl.load(row + 1).to(kv), ALIGN if KIND[1] == "channel" else 2) + groups
+    offset = tl.multiple_of(tl.load(row + 2).to(kv), ALIGN if KIND[1] == "channel" else 2) + groups
+    return codes, scale, offset, over_windows, over_tokens, tl.multiple_of(tl.load(row + 9), STEP), tl.load(row + 10)
 
 
 @triton.jit
@@ -42,7 +44,7 @@ def _codes(side, window, tokens, valid, D: tl.constexpr, DP: tl.constexpr, KIND:
     """Codes [T, DP] of the `tokens` of a window in DTYPE, exactly; symmetric ones about zero; 16 bits: the values."""
     codes, _, _, over_windows, over_tokens, _, _ = side
     BITS: tl.constexpr = KIND[0]
-    found = load_codes(codes + window * over_windows, over_tokens, tokens, valid, D, DP, BITS).to(DTYPE)
+    found = load_codes(codes + window * over_windows, over_tokens, tokens, valid, D, DP, BITS, KIND[3], DTYPE)
     if KIND[2]:
         found = found - (2 ** (BITS - 1) - 1)
     return found

@@ -58,7 +58,7 @@ def test_window_sizes_and_granularities(window: int, granularity: Granularity, d
     assert error(build(shape, (4, 2, 4), granularity), shape, 2, device) <= 1
 
 
-@settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     bits=st.lists(st.tuples(*[st.sampled_from([16, 8, 4, 2, 1])] * 2), max_size=5),
     in_place=st.booleans(),

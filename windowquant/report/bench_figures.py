@@ -97,9 +97,8 @@ def batch_figure(title: str, rows: Sequence[Row]) -> Figure | None:
     memory.set(xlabel="batch", ylabel="K and V held (GB)", ylim=(0, None))
     speed.set(xlabel="batch", ylabel="tokens/s", ylim=(0, None))
     memory.legend(fontsize="small")
-    figure.suptitle(
-        f"{title}; {own[0]['visual_tokens']:,} visual tokens, {own[0]['threads']} threads", fontsize="medium"
-    )
+    sizes = f"{own[0]['visual_tokens']:,} visual tokens, {own[0]['threads']} threads"
+    figure.suptitle(f"{title}\n{sizes}", fontsize="medium")
     return figure
 
 

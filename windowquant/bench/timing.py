@@ -83,7 +83,7 @@ def undisturbed(wanted: bool) -> Iterator[None]:
         return
     threads = [int(name.name) for name in Path("/proc/self/task").iterdir()]
     for thread in threads:
-        os.sched_setscheduler(thread, os.SCHED_FIFO, os.sched_param(10))
+        os.sched_setscheduler(thread, os.SCHED_FIFO, os.sched_param(20))
     try:
         yield
     finally:

@@ -99,6 +99,35 @@ def test_scored_tokens_read_the_rounded_context(model, document, bits: int) -> N
     assert abs(found.nll - plain) > 10 * abs(found.nll - nll_of(logits, document[CONTEXT + 1 :]))
 
 
+def floored(x: Tensor) -> Tensor:
+    """x [..., 8] in 2 bits between least and largest of each eight values, 16-bit scale and minimum."""
+    x = x.half().double()
+    low = x.amin(-1, keepdim=True)
+    scale = ((x.amax(-1, keepdim=True) - low) / 3).half().double()
+    return (((x - low) / scale).clamp(0, 3).round() * scale + low).float()
+
+
+def test_kivi_is_a_plain_simulation_of_it_token_by_token(model, document) -> None:
+    """Groups of 8, a residual of 8: before each token, what KIVI has coded by then is rounded in another cache."""
+    exact, logits = DynamicCache(config=model.config), []
+    with torch.no_grad():
+        model(document[None, :CONTEXT], **{cache_keyword(model): exact})
+        for position in range(CONTEXT, CONTEXT + SCORED):
+            read_now, k_end, v_end = DynamicCache(config=model.config), position - position % 8, position - 8
+            for index, layer in enumerate(exact.layers):
+                k, v = layer.keys.clone(), layer.values.clone()
+                k[:, :, :k_end] = floored(k[:, :, :k_end].mT.unflatten(-1, (-1, 8))).flatten(-2).mT
+                v[:, :, :v_end] = floored(v[:, :, :v_end].unflatten(-1, (-1, 8))).flatten(-2)
+                read_now.update(k, v, index)
+            token = document[None, position : position + 1]
+            logits.append(model(token, **{cache_keyword(model): read_now}).logits[0, 0])
+            for index, layer in enumerate(read_now.layers):
+                exact.update(layer.keys[:, :, -1:], layer.values[:, :, -1:], index)
+    want = nll_of(torch.stack(logits), document[CONTEXT + 1 :])
+    found, plain = reading(model, document, "kivi", group=8, residual=8).nll, reading(model, document, "fp16").nll
+    assert found == pytest.approx(want, rel=2e-3) and abs(plain - want) > 10 * abs(found - want)
+
+
 @pytest.mark.parametrize("name", ["kivi", "uniform_int2"])
 def test_passes_of_any_length_read_alike(model, document, name: str) -> None:
     params = {"group": 8, "residual": 16} if name == "kivi" else {"window_size": 8}

@@ -67,6 +67,7 @@ def random_model(shape: TextShape, dtype: torch.dtype, device: torch.device) -> 
         vision_feature_select_strategy="full",
         tie_word_embeddings=shape.tied,
     )
+    torch.manual_seed(0)
     default = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

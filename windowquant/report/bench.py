@@ -71,8 +71,9 @@ def _decode(record: Mapping[str, Any], source: dict[str, Any], folder: Path, suf
     rows = record["decode"]
     before = _before(folder / "overhead_before.json")
     written = write(_all_rows(rows, source, about, record, before), folder, f"decoding{suffix}")
-    written += write(_table8(rows, source, about), folder, f"table8{suffix}")
-    written += write(_table9(record, source, about), folder, f"table9{suffix}")
+    for name, table in (("table8", _table8(rows, source, about)), ("table9", _table9(record, source, about))):
+        if table.rows:
+            written += write(table, folder, f"{name}{suffix}")
     figures = {
         "figure2": context_figure(f"Figure 2: decode latency against cache size ({about})", rows),
         "figure13a": alpha_figure(f"Figure 13: decode latency and bit-widths against alpha ({about})", rows),

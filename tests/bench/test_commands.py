@@ -33,6 +33,7 @@ DECODE = (
     "attention.contexts=[64]", "attention.batch=2", "attention.rounds=2", "attention.copy_mebibytes=1",
     "packing.visual_tokens=[64]", "packing.small_shape=tiny", "packing.small_visual_tokens=[32]",
     "search.visual_tokens=128", "search.rounds=2", "overhead.episodes=1",
+    "decode.sections.cache_size.visual_tokens=[128,256]",
 )  # fmt: skip
 
 
@@ -85,10 +86,10 @@ def test_kernels_write_a_record_a_table_and_a_figure(call: Run, tmp_path: Path) 
 
 
 def test_a_context_that_is_too_large_is_left_out_and_named(call: Run, tmp_path: Path) -> None:
-    assert call("kernels", *KERNELS, "kernels.mixes=[int4]", "kernels.max_bytes=14000") == 0
-    record = load(tmp_path / "kernels.json", "kernels")
+    assert call("kernels", *KERNELS, "kernels.mixes=[int4]", "kernels.max_bytes=14000", "name=kernels_small") == 0
+    record = load(tmp_path / "kernels_small.json", "kernels")
     assert {row["visual_tokens"] for row in record["kernels"] if "skipped" not in row} == {64}
-    assert "Left out: tiny, 1 x 96 visual tokens" in (tmp_path / "attention.md").read_text()
+    assert "Left out: tiny, 1 x 96 visual tokens" in (tmp_path / "attention_small.md").read_text()
 
 
 def test_decode_writes_a_record_tables_and_figures(call: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

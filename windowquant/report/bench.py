@@ -29,12 +29,16 @@ _ROW: dict[str, Any] = {
 def build_reports(folder: Path, name: str, kind: str) -> list[Path]:
     """Build what the record `<folder>/<name>.json` of this kind shows; paths of all files written.
 
-    Files of a record that is not called by its kind carry its name as a suffix.
+    What a record is called beyond its kind (decode_float32) ends the names of its tables and figures, too.
     """
     record = load(folder / f"{name}.json", kind)
-    source, suffix = source_of(record, f"{name}.json"), "" if name == kind else f"_{name}"
+    source, suffix = source_of(record, f"{name}.json"), _suffix(name, kind)
     builder = {"kernels": _kernels, "decode": _decode}[kind]
     return builder(record, source, folder, suffix)
+
+
+def _suffix(name: str, kind: str) -> str:
+    return name.removeprefix(kind) if name.startswith(kind) else f"_{name}"
 
 
 def _kernels(record: Mapping[str, Any], source: dict[str, Any], folder: Path, suffix: str) -> list[Path]:

@@ -41,9 +41,9 @@ def kernel_figure(title: str, rows: Sequence[Row]) -> Figure:
 
 
 def context_figure(title: str, rows: Sequence[Row]) -> Figure | None:
-    """Decode latency against visual tokens, and against the bytes of K and V held (paper, Figure 2)."""
+    """Decode latency against visual tokens, and against the bytes of K and V held (paper, Figure 2). None if all are alike."""
     own = measured(rows, section="cache_size", threads=most_threads(rows))
-    if not own:
+    if len({row["visual_tokens"] for row in own}) < 2:
         return None
     figure = Figure(figsize=(11, 4.8), layout="constrained")
     panels = figure.subplots(1, 2)

@@ -12,11 +12,11 @@ from torch import Tensor
 from windowquant.core.packed import PackedLayer
 from windowquant.errors import UserError
 from windowquant.kernels.cpu import job as j
+from windowquant.kernels.cpu.kinds import CHANNEL_STRIDE, MAX_CHANNELS, NUMPY_KINDS, TOKENS
 from windowquant.kernels.cpu.loop import attend_parts
 from windowquant.kernels.cpu.steps import MASKED, WORKSPACE
 from windowquant.kernels.cpu.table import table_of
 from windowquant.kernels.cpu.threads import run
-from windowquant.kernels.cpu.tiles import CHANNEL_STRIDE, MAX_CHANNELS, NUMPY_KINDS, TOKENS
 from windowquant.kernels.reference import stored_mask
 
 _ROWS = (8, 7, 4, 1)  # few, for each is compiled apart

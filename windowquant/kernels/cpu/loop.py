@@ -22,22 +22,11 @@ from windowquant.kernels.cpu import steps
 from windowquant.kernels.cpu import table as t
 from windowquant.kernels.cpu.compiled import compiled_for_c, inlined
 from windowquant.kernels.cpu.emit import LANES
+from windowquant.kernels.cpu.kinds import CHUNK, TOKENS
 from windowquant.kernels.cpu.pieces import begin, combine
+from windowquant.kernels.cpu.primitives import cleared, pointer, taken
 from windowquant.kernels.cpu.steps import DOTS, PLANES, QUERIES, ROW, SCORES, WEIGHTED, WORKSPACE
-from windowquant.kernels.cpu.tiles import (
-    CHUNK,
-    TOKENS,
-    add_dots,
-    cleared,
-    k_codes,
-    k_values,
-    pointer,
-    scaled_queries,
-    taken,
-    tile_sums,
-    v_codes,
-    v_values,
-)
+from windowquant.kernels.cpu.tiles import add_dots, k_codes, k_values, scaled_queries, tile_sums, v_codes, v_values
 
 
 @inlined

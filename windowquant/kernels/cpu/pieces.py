@@ -7,8 +7,8 @@ import numpy as np
 
 from windowquant.kernels.cpu import job as j
 from windowquant.kernels.cpu.compiled import compiled
+from windowquant.kernels.cpu.primitives import cleared, number, put
 from windowquant.kernels.cpu.steps import LOWEST, ROW, TOP, TOTAL
-from windowquant.kernels.cpu.tiles import cleared, number, put
 
 
 @compiled

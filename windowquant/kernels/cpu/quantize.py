@@ -18,9 +18,10 @@ from windowquant.core.quantizer import Granularity, ZeroPoint, check_ends, check
 from windowquant.errors import UserError
 from windowquant.kernels.cpu.compiled import compiled_for_c, inlined
 from windowquant.kernels.cpu.emit import LANES
+from windowquant.kernels.cpu.kinds import MAX_CHANNELS, NUMPY_KINDS
+from windowquant.kernels.cpu.primitives import number, taken
 from windowquant.kernels.cpu.quantize_tiles import FLOAT, INTEGER, SYMMETRIC, codes_of, group_parameters, packed
 from windowquant.kernels.cpu.threads import run
-from windowquant.kernels.cpu.tiles import MAX_CHANNELS, NUMPY_KINDS, number, taken
 
 _ZERO_POINTS = {"integer": INTEGER, "float": FLOAT, "symmetric": SYMMETRIC}
 _GRAIN = 2**15  # elements that are worth a thread of their own

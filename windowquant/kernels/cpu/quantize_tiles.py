@@ -10,7 +10,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from windowquant.kernels.cpu.emit import F32, FLOATS, I8, I32, I64, LANES, WORDS, Emitter
-from windowquant.kernels.cpu.tiles import KINDS
+from windowquant.kernels.cpu.kinds import KINDS
 
 INTEGER, FLOAT, SYMMETRIC = range(3)
 """Kinds of zero point."""

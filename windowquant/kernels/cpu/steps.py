@@ -12,11 +12,8 @@ import numpy as np
 from windowquant.kernels.cpu import table as t
 from windowquant.kernels.cpu.compiled import compiled
 from windowquant.kernels.cpu.emit import LANES
-from windowquant.kernels.cpu.tiles import (
-    CHANNEL_STRIDE,
-    MAX_CHANNELS,
-    TOKEN_STRIDE,
-    TOKENS,
+from windowquant.kernels.cpu.kinds import CHANNEL_STRIDE, MAX_CHANNELS, TOKEN_STRIDE, TOKENS
+from windowquant.kernels.cpu.primitives import (
     cleared,
     copied,
     exponentials,

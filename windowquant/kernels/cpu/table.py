@@ -12,7 +12,8 @@ from windowquant.core.packed import PackedLayer, Segment, WindowBlock, middle
 from windowquant.core.quantizer import PER_TOKEN
 from windowquant.errors import UserError
 from windowquant.kernels.cpu.emit import LANES
-from windowquant.kernels.cpu.tiles import MAX_CHANNELS, TOKENS, code_factors
+from windowquant.kernels.cpu.kinds import MAX_CHANNELS, TOKENS
+from windowquant.kernels.cpu.tiles import code_factors
 
 # Columns of a row: tiles before it and in it, tiles and tokens of a window, tokens before it, then those of K and V.
 FIRST_TILE, TILES, WINDOW_TILES, WINDOW, FIRST_TOKEN, K, V, COLUMNS = 0, 1, 2, 3, 4, 5, 24, 43

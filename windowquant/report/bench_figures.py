@@ -41,7 +41,7 @@ def kernel_figure(title: str, rows: Sequence[Row]) -> Figure:
 
 
 def context_figure(title: str, rows: Sequence[Row]) -> Figure | None:
-    """Decode latency against visual tokens, and against the bytes of K and V held (paper, Figure 2). None if all are alike."""
+    """Decode latency against visual tokens and against bytes held (paper, Figure 2); None if only one size is there."""
     own = measured(rows, section="cache_size", threads=most_threads(rows))
     if len({row["visual_tokens"] for row in own}) < 2:
         return None

@@ -17,6 +17,7 @@ from windowquant.core.search import PAPER_WIDTHS, majority_vote, search_plan, sh
 from windowquant.core.similarity import Metric, Scaling, window_scores
 from windowquant.core.thresholds import check_alpha
 from windowquant.errors import UserError
+from windowquant.kernels import get_window_means
 from windowquant.method import Status
 from windowquant.models import Embeddings, Prompt
 from windowquant.window_method import WindowMethod
@@ -115,7 +116,7 @@ class WindowQuant(WindowMethod):
     def scores(self, embeddings: Embeddings) -> list[Tensor] | None:
         """Similarity of each window to the whole prompt's text (equation 8)."""
         return [
-            window_scores(visual, text, self.window_size, self.metric, self.scaling)
+            window_scores(visual, text, self.window_size, self.metric, self.scaling, get_window_means(visual.device))
             if len(visual)
             else visual.new_zeros(0).float()
             for visual, text in zip(embeddings.visual, embeddings.text, strict=True)

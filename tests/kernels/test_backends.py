@@ -2,13 +2,23 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import windowquant.kernels as kernels
+from windowquant.core.similarity import window_means
 from windowquant.errors import UserError
-from windowquant.kernels import backend_names, get_backend, get_quantizer, reference
+from windowquant.kernels import (
+    backend_names,
+    get_backend,
+    get_quantizer,
+    get_window_means,
+    reference,
+    triton_quantize,
+    triton_similarity,
+)
 from windowquant.kernels.cpu import attention, quantize
 
 
@@ -55,6 +65,20 @@ def test_quantizer_where_there_is_a_faster_one(monkeypatch: pytest.MonkeyPatch) 
     assert get_quantizer(x.to("meta"), "window_channel", torch.float16) is None
     monkeypatch.setattr(kernels, "find_spec", lambda package: None)
     assert get_quantizer(x, "window_channel", torch.float16) is None
+
+
+def test_on_a_gpu_windows_are_quantized_and_scored_by_the_triton_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = torch.device("cuda")
+    x = SimpleNamespace(device=cuda)
+    for granularity in ("window_channel", "token"):
+        assert get_quantizer(x, granularity, torch.bfloat16) is triton_quantize.quantize_windows
+    assert get_quantizer(x, "tensor", torch.float16) is None
+    assert get_quantizer(x, "token", torch.float32) is None
+    assert get_window_means(cuda) is triton_similarity.window_means
+    assert get_window_means(torch.device("cpu")) is window_means
+    monkeypatch.setattr(kernels, "find_spec", lambda package: None)
+    assert get_quantizer(x, "token", torch.float16) is None
+    assert get_window_means(cuda) is window_means
 
 
 def test_importing_the_package_imports_no_compiler() -> None:

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from windowquant.core.packed import PackedLayer, WindowBlock
 from windowquant.core.quantizer import Granularity, ZeroPoint
+from windowquant.core.similarity import Means, window_means
 from windowquant.errors import UserError
 
-__all__ = ["Backend", "backend_names", "get_backend", "get_quantizer"]
+__all__ = ["Backend", "backend_names", "get_backend", "get_quantizer", "get_window_means"]
 
 
 class Backend(Protocol):
@@ -47,6 +48,7 @@ _MODULES = {
 }
 _PACKAGES = {"cpu": "numba", "triton": "triton"}
 _DEFAULTS = {"cpu": "cpu", "cuda": "triton"}
+_QUANTIZERS = {"cpu": "windowquant.kernels.cpu.quantize", "triton": "windowquant.kernels.triton_quantize"}
 
 
 def backend_names() -> list[str]:
@@ -80,11 +82,18 @@ def get_quantizer(x: Tensor, granularity: str, dtype: torch.dtype) -> WindowQuan
 
     None where there is nothing better than `core.quantizer`, whose blocks are the same bit for bit.
     """
-    if x.device.type != "cpu" or find_spec(_PACKAGES["cpu"]) is None:
+    name = _DEFAULTS.get(x.device.type)
+    if name is None or find_spec(_PACKAGES[name]) is None:
         return None
-    from windowquant.kernels.cpu.quantize import quantize_windows, takes
+    module = import_module(_QUANTIZERS[name])
+    return cast(WindowQuantizer, module.quantize_windows) if module.takes(x, granularity, dtype) else None
 
-    return quantize_windows if takes(x, granularity, dtype) else None
+
+def get_window_means(device: torch.device) -> Means:
+    """What goes through the embeddings of a video on `device`, for `core.similarity.window_scores`."""
+    if device.type != "cuda" or find_spec(_PACKAGES["triton"]) is None:
+        return window_means
+    return cast(Means, import_module("windowquant.kernels.triton_similarity").window_means)
 
 
 def _check_device(key: str, device: torch.device) -> None:

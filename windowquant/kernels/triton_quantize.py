@@ -20,6 +20,7 @@ from windowquant.kernels.triton_common import cast, check_device, configs
 
 _GROUPS = {"window_channel": "channel", "token": "token"}
 _ZERO_POINTS = ("integer", "float", "symmetric")
+_STORED = (torch.float16, torch.bfloat16)
 _TILE = 8192  # elements a program holds
 _FLAWS = {1: "infinity", 2: "NaN"}
 
@@ -201,6 +202,11 @@ def quantize_tokens_kernel(
     tl.store(target, packed, mask=(token < size)[:, None] & inside[None, :])
 
 
+def takes(x: Tensor, granularity: str, dtype: torch.dtype) -> bool:
+    """Whether `quantize_windows` takes K or V like x, stored in `dtype`."""
+    return granularity in _GROUPS and dtype in _STORED
+
+
 def _check(granularity: str, zero_point: str, bits: int, dtype: torch.dtype, label: str) -> None:
     if granularity not in _GROUPS:
         raise UserError(
@@ -211,7 +217,7 @@ def _check(granularity: str, zero_point: str, bits: int, dtype: torch.dtype, lab
         raise UserError(f"zero_point is {zero_point!r}; use one of {', '.join(_ZERO_POINTS)}.")
     if zero_point == "symmetric":
         check_symmetric(bits)
-    if dtype not in (torch.float16, torch.bfloat16):
+    if dtype not in _STORED:
         raise UserError(f"{label} would be stored in {dtype}; store scales in float16 or bfloat16.")
 
 

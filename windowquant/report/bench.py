@@ -54,7 +54,7 @@ def _kernels(record: Mapping[str, Any], source: dict[str, Any], folder: Path, su
         "share of copy bandwidth": lambda row: f"{row['share_of_copy']:.3f}",
     }
     copied = [
-        f"A plain copy on {row['threads']} threads moves {row['bytes_per_s'] / 1e9:.1f} GB/s, read and written counted."
+        f"A plain copy moves {row['bytes_per_s'] / 1e9:.1f} GB/s, read and written, by {row['threads']} thread(s)."
         for row in record["bandwidth"]
     ]
     notes = [

@@ -10,11 +10,12 @@ import torch
 
 from tests.tiny import write_data
 from windowquant.errors import UserError
-from windowquant.harness import runner
+from windowquant.harness import engine, runner
 from windowquant.harness.fidelity import Reference, divergence
 from windowquant.harness.record import RunRecord, load
 from windowquant.harness.runner import Cell, run
 from windowquant.harness.settings import RunSettings
+from windowquant.protocols import Reply
 
 Make = Callable[..., RunSettings]
 
@@ -145,6 +146,24 @@ def test_progress_is_told(make_settings: Make) -> None:
     told: list[tuple[int, int]] = []
     run(make_settings(method="fp16", limit=3), lambda done, total: told.append((done, total)))
     assert told == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_what_the_first_use_takes_is_in_no_measurement(make_settings: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    replies: list[Reply] = []
+    real = engine.answer
+
+    def slow_at_first(*args, **kwargs):
+        reply, session = real(*args, **kwargs)
+        if not replies:
+            reply = replace(reply, decode_s=[1000.0] * len(reply.decode_s))
+        replies.append(reply)
+        return reply, session
+
+    monkeypatch.setattr(engine, "answer", slow_at_first)
+    record = run(make_settings(method="fp16", limit=3))
+    assert len(replies) == record.n + 1 and replies[0].tokens == replies[1].tokens
+    steps = [seconds for reply in replies[1:] for seconds in reply.decode_s]
+    assert record.tokens_per_s == pytest.approx(len(steps) / sum(steps))
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from windowquant.cache.recipe import KV_DTYPES, Recipe
 from windowquant.core.plan import BitPlan, KVShape, v_bits_of
 from windowquant.core.quantizer import Granularity, ZeroPoint
 from windowquant.errors import UserError
+from windowquant.kernels import check_backend
 from windowquant.method import Method
 from windowquant.models import Embeddings, Prompt
 from windowquant.window_bound import WindowBound
@@ -43,6 +44,7 @@ class WindowMethod(Method):
         self._check("granularity", get_args(Granularity))
         self._check("zero_point", get_args(ZeroPoint))
         self._check("kv_dtype", KV_DTYPES)
+        check_backend(self.backend)
 
     def bind(self, model: PreTrainedModel, processor: object = None) -> Bound:
         return WindowBound(self, model, processor)

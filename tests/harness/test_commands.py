@@ -69,6 +69,7 @@ def written(tmp_path: Path) -> list[Path]:
         (["data.root=/nowhere"], "Data folder /nowhere does not exist: check data.root."),
         (["model.pretrained=/nowhere"], "Unknown model '/nowhere': give a folder with a config.json"),
         (["method.window_size=0"], "window_size is 0"),
+        (["method.backend=fast"], "There is no attention backend 'fast'; use one of cpu, reference, triton."),
         (["method=windowquant", "method.alpha=nan"], "alpha"),
         (["limit=0"], "limit is 0: give a whole number of at least 1"),
         (["limit=-1"], "limit is -1"),
@@ -89,6 +90,16 @@ def test_bad_input_is_one_sentence_and_exit_code_2(
     assert sentence in complaint
     assert len(complaint.strip().splitlines()) == 1
     assert written(tmp_path) == []
+
+
+def test_a_folder_that_cannot_be_made_is_named(
+    call: Run, tiny: list[str], capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert call("run", *tiny, "method=fp16", f"output={tmp_path / 'file' / 'results'}") == 2
+    complaint = capfd.readouterr().err
+    assert complaint.startswith(str(tmp_path / "file" / "results"))
+    assert "cannot be used (Not a directory): name another" in complaint and len(complaint.splitlines()) == 1
 
 
 def test_a_missing_video_is_named_before_anything_runs(

@@ -14,7 +14,8 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from windowquant.errors import UserError
 
-BAD_INPUT = (UserError, HydraException, OmegaConfBaseException)
+BAD_PATH = (FileExistsError, FileNotFoundError, NotADirectoryError, PermissionError)
+BAD_INPUT = (UserError, HydraException, OmegaConfBaseException, *BAD_PATH)
 CONF = Path(__file__).resolve().parents[2] / "conf"
 
 
@@ -65,6 +66,8 @@ def sentence(error: Exception) -> str:
     """One line about wrong input, or a configuration that cannot be composed."""
     if isinstance(error, UserError):
         return str(error)
+    if isinstance(error, BAD_PATH):
+        return f"{error.filename} cannot be used ({error.strerror}): name another, or mend its permissions."
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
         group, name = str(error.missing_cfg_file).rsplit("/", 1)
         return f"Unknown {group} '{name}': the known ones are {', '.join(error.options)}."

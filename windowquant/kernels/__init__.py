@@ -16,7 +16,7 @@ from windowquant.core.quantizer import Granularity, ZeroPoint
 from windowquant.core.similarity import Means, window_means
 from windowquant.errors import UserError
 
-__all__ = ["Backend", "backend_names", "get_backend", "get_quantizer", "get_window_means"]
+__all__ = ["Backend", "backend_names", "check_backend", "get_backend", "get_quantizer", "get_window_means"]
 
 
 class Backend(Protocol):
@@ -56,6 +56,12 @@ def backend_names() -> list[str]:
     return sorted(_MODULES)
 
 
+def check_backend(name: str | None) -> None:
+    """Raise UserError, listing the known names, for a name that `get_backend` does not know."""
+    if name is not None and name not in _MODULES:
+        raise UserError(f"There is no attention backend {name!r}; use one of {', '.join(backend_names())}.")
+
+
 def get_backend(name: str | None = None, device: torch.device | str = "cpu") -> Backend:
     """The backend called `name`, or with None the default one for `device`.
 
@@ -65,8 +71,7 @@ def get_backend(name: str | None = None, device: torch.device | str = "cpu") -> 
     """
     device = torch.device(device)
     key = name or _DEFAULTS.get(device.type, "reference")
-    if key not in _MODULES:
-        raise UserError(f"There is no attention backend {key!r}; use one of {', '.join(backend_names())}.")
+    check_backend(key)
     package = _PACKAGES.get(key)
     if package and find_spec(package) is None:
         raise UserError(

@@ -189,6 +189,7 @@ def test_nothing_of_the_size_of_k_is_made(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_table_of_segments_is_made_once_and_freed_with_them() -> None:
+    gc.collect()  # what earlier tests left would go meanwhile
     case = build(Shape(group=7, channels=64), (4, 2, 2))
     q, layer, made = queries(Shape(group=7, channels=64), 1), case.layer, len(table._known)
     attend(q, layer, None, 0.2)

@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.kernels.build import Case, Shape, build, causal, plain_attention, queries, relative_error
+from tests.kernels.drawn import Drawn, drawn
 from windowquant.core.packed import PackedLayer
-from windowquant.core.quantizer import Granularity, ZeroPoint
+from windowquant.core.quantizer import Granularity
 from windowquant.errors import UserError
 from windowquant.kernels import reference
 from windowquant.kernels.cpu import attention, compiled, table, threads
@@ -35,42 +36,14 @@ def _error(case: Case, shape: Shape, count: int, mask: Tensor | None = None) -> 
     return relative_error(attend(q, case.layer, mask, scaling), expected)
 
 
+SIZES = st.sampled_from([1, 5, 16, 32, 33, 70])
+
+
 @settings(max_examples=80, deadline=None)
-@given(
-    bits=st.lists(st.tuples(*[st.sampled_from([16, 8, 4, 2, 1])] * 2), max_size=6),
-    in_place=st.booleans(),
-    sizes=st.tuples(
-        st.integers(1, 2), st.integers(1, 3), st.sampled_from([1, 2, 7]), st.sampled_from([1, 5, 16, 32, 33, 70])
-    ),
-    channels=st.sampled_from([8, 24, 64, 80, 128]),
-    tail=st.integers(4, 40),
-    count=st.integers(1, 4),
-    granularity=st.sampled_from(get_args(Granularity)),
-    zero_point=st.sampled_from(["integer", "float"]),
-    masked=st.booleans(),
-    seed=st.integers(0, 2**31),
-)
-def test_any_layer(
-    bits: list[tuple[int, int]],
-    in_place: bool,
-    sizes: tuple[int, int, int, int],
-    channels: int,
-    tail: int,
-    count: int,
-    granularity: Granularity,
-    zero_point: ZeroPoint,
-    masked: bool,
-    seed: int,
-) -> None:
-    batch, heads, group, window = sizes
-    shape = Shape(batch, heads, group, channels, window, tail)
-    k_bits, v_bits = [k for k, _ in bits], [v for _, v in bits]
-    case = build(shape, k_bits, granularity, zero_point, seed=seed, v_bits=v_bits, in_place=in_place)
-    mask = None
-    if masked:
-        mask = torch.rand(batch, 1, count, case.k.shape[2], generator=torch.Generator().manual_seed(seed)) > 0.4
-        mask[..., -1] = True
-    assert _error(case, shape, count, mask) <= TOLERANCE
+@given(drawn(6, SIZES, (8, 24, 64, 80, 128), st.integers(4, 40), 4, (torch.float16,), masked=st.booleans()))
+def test_any_layer(one: Drawn) -> None:
+    case, mask = one.made()
+    assert _error(case, one.shape, one.count, mask) <= TOLERANCE
 
 
 @pytest.mark.parametrize("granularity", get_args(Granularity))

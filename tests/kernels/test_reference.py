@@ -11,11 +11,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.kernels.build import Case, Shape, build, causal, plain_attention, queries, relative_error
+from tests.kernels.drawn import Drawn, drawn
 from windowquant.core.packed import PackedLayer
-from windowquant.core.quantizer import Granularity, ZeroPoint
+from windowquant.core.quantizer import Granularity
 from windowquant.kernels import Backend, get_backend, reference
 
 TOLERANCE = 1e-5
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MIXED = (16, 4, 2, 2, 4, 16, 2)
 
 
@@ -62,39 +64,10 @@ def test_no_token_in_16_bit(attend: Backend) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    bits=st.lists(st.tuples(*[st.sampled_from([16, 8, 4, 2, 1])] * 2), max_size=7),
-    in_place=st.booleans(),
-    sizes=st.tuples(st.integers(1, 2), st.integers(1, 3), st.sampled_from([1, 2, 7]), st.integers(1, 9)),
-    channels=st.sampled_from([8, 32, 80]),
-    tail=st.integers(1, 6),
-    count=st.integers(1, 6),
-    granularity=st.sampled_from(get_args(Granularity)),
-    zero_point=st.sampled_from(["integer", "float"]),
-    dtype=st.sampled_from([torch.float16, torch.bfloat16, torch.float32]),
-    seed=st.integers(0, 2**31),
-)
-def test_any_window_order_and_any_bits_of_k_and_v(
-    bits: list[tuple[int, int]],
-    in_place: bool,
-    sizes: tuple[int, int, int, int],
-    channels: int,
-    tail: int,
-    count: int,
-    granularity: Granularity,
-    zero_point: ZeroPoint,
-    dtype: torch.dtype,
-    seed: int,
-) -> None:
-    batch, heads, group, window = sizes
-    shape = Shape(batch, heads, group, channels, window, tail)
-    k_bits, v_bits = [k for k, _ in bits], [v for _, v in bits]
-    case = build(shape, k_bits, granularity, zero_point, dtype, seed, v_bits=v_bits, in_place=in_place)
-    # A random mask in original columns: it finds its tokens only if `order` is followed. Every query sees the last one.
-    generator = torch.Generator().manual_seed(seed)
-    mask = torch.rand(batch, 1, count, _columns(case), generator=generator) > 0.4
-    mask[..., -1] = True
-    assert _error(reference.attend, case, shape, count, mask) <= TOLERANCE
+@given(drawn(7, st.integers(1, 9), (8, 32, 80), st.integers(1, 6), 6, DTYPES, masked=st.just(True)))
+def test_any_window_order_and_any_bits_of_k_and_v(one: Drawn) -> None:
+    case, mask = one.made()
+    assert _error(reference.attend, case, one.shape, one.count, mask) <= TOLERANCE
 
 
 def test_stored_order_changes_nothing_but_rounding(attend: Backend) -> None:

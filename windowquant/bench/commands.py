@@ -16,7 +16,7 @@ from windowquant.bench.search import measure_search
 from windowquant.bench.settings import cuda_device, decode_settings, kernel_settings, plain
 from windowquant.bench.shapes import text_shape
 from windowquant.bench.synthetic import random_model
-from windowquant.bench.timing import threads, undisturbed
+from windowquant.bench.timing import threads
 from windowquant.report.bench import build_reports
 
 CPU = torch.device("cpu")
@@ -66,7 +66,7 @@ def _decode_sections(cfg: DictConfig, device: torch.device) -> dict[str, Any]:
     rows = measure_decode(settings, model, device, _tell)
     _tell("packing, search, overhead ...")
     small = random_model(text_shape(cfg.packing.small_shape), dtype_of("float32"), device)
-    with threads(max(settings.threads)), undisturbed(settings.realtime):
+    with threads(max(settings.threads)):
         packing = [
             {"shape": name, **measure_packing(each, text_shape(name), visual, repeats)}
             for name, each, counts, repeats in (
@@ -81,5 +81,5 @@ def _decode_sections(cfg: DictConfig, device: torch.device) -> dict[str, Any]:
         "attention": measure_kernels(table9, device, _tell)["kernels"],
         "packing": packing,
         "search": search,
-        "overhead": measure_overhead(cfg.overhead.episodes, settings.realtime),
+        "overhead": measure_overhead(cfg.overhead.episodes),
     }

@@ -16,7 +16,7 @@ from transformers import Cache
 from windowquant.bench import unfused
 from windowquant.bench.shapes import TextShape, text_shape
 from windowquant.bench.synthetic import AFTER, BEFORE, TEXT_ID, filled, ids_of, sharing, stand_in_sensitivity
-from windowquant.bench.timing import Step, clock_for, interleaved, summary, threads, undisturbed
+from windowquant.bench.timing import Step, clock_for, interleaved, summary, threads
 from windowquant.cache.kv_bytes import kv_bytes
 from windowquant.cache.packed_cache import PackedCache
 from windowquant.errors import UserError
@@ -87,8 +87,8 @@ class Section:
 class DecodeSettings:
     """What to measure: a language model's shape, its dtype, and sections by name.
 
-    steps: decode steps of each contender (rounds of `timing.interleaved`, whose budget_s this is). threads, realtime:
-    see `kernels.KernelSettings`. backend: attention kernel of ours, None for the device's default.
+    steps: decode steps of each contender (rounds of `timing.interleaved`, whose budget_s this is). threads: see
+    `kernels.KernelSettings`. backend: attention kernel of ours, None for the device's default.
     """
 
     shape: str
@@ -98,7 +98,6 @@ class DecodeSettings:
     backend: str | None
     steps: int
     budget_s: float
-    realtime: bool
 
 
 def measure_decode(
@@ -144,7 +143,7 @@ class _Cell:
                     continue
                 steps[name], facts[name] = self._contender(spec(name), undo)
             for count in counts:
-                with threads(count), undisturbed(self.settings.realtime):
+                with threads(count):
                     times = interleaved(
                         steps, self.settings.steps, clock_for(self.device), self.settings.budget_s
                     )  # fmt: skip

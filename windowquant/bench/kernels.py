@@ -20,7 +20,7 @@ from windowquant.bench.contenders import (
     stock_quantized,
 )
 from windowquant.bench.shapes import mix, text_shape
-from windowquant.bench.timing import clock_for, interleaved, summary, threads, undisturbed
+from windowquant.bench.timing import clock_for, interleaved, summary, threads
 from windowquant.errors import UserError
 from windowquant.kernels import get_backend
 
@@ -33,7 +33,7 @@ class KernelSettings:
     our queries. sdpa_dtypes: of the unquantized contenders. threads: counts, one after the other (a GPU ignores them).
     max_bytes: a context whose float32 K and V take more in a layer is left out, with a row that says so. stock_up_to:
     visual tokens up to which `QuantizedCache` is measured, for quantizing takes it minutes. rounds, budget_s: see
-    `timing.interleaved`. realtime: see `timing.undisturbed`. copy_mebibytes: see `bandwidth.copy_bandwidth`.
+    `timing.interleaved`. copy_mebibytes: see `bandwidth.copy_bandwidth`.
     """
 
     shapes: Sequence[str]
@@ -49,7 +49,6 @@ class KernelSettings:
     stock_up_to: int
     rounds: int
     budget_s: float
-    realtime: bool
     copy_mebibytes: int
 
     def __post_init__(self) -> None:
@@ -70,7 +69,7 @@ def measure_kernels(settings: KernelSettings, device: torch.device, tell: Callab
     counts = settings.threads if device.type == "cpu" else [torch.get_num_threads()]
     bandwidth = []
     for count in counts:
-        with threads(count), undisturbed(settings.realtime):
+        with threads(count):
             bandwidth.append({"threads": count, **copy_bandwidth(device, settings.copy_mebibytes)})
     copied = {row["threads"]: row["bytes_per_s"] for row in bandwidth}
     rows: list[dict[str, Any]] = []
@@ -95,7 +94,7 @@ def _cell(
         with threads(1):  # another process would hold up all threads of a many-threaded packing
             contenders = list(_contenders(settings, cell, undo))
         for count in copied:
-            with threads(count), undisturbed(settings.realtime):
+            with threads(count):
                 steps = {f"{c.name} {c.dtype}": c.step for c in contenders}
                 times = interleaved(steps, settings.rounds, clock_for(device), settings.budget_s)
             for c in contenders:

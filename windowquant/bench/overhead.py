@@ -17,7 +17,7 @@ from windowquant.bench import record
 from windowquant.bench.contenders import Attention
 from windowquant.bench.shapes import TextShape, mixed_bits
 from windowquant.bench.synthetic import AFTER, BEFORE, packed_layer, random_kv
-from windowquant.bench.timing import Step, interleaved, summary, threads, undisturbed
+from windowquant.bench.timing import Step, interleaved, summary, threads
 from windowquant.core.packed import PackedLayer
 from windowquant.kernels import get_backend
 
@@ -31,7 +31,7 @@ def no_kernel(q: Tensor, layer: PackedLayer, mask: Tensor | None, scaling: float
     return q
 
 
-def measure_overhead(episodes: int, realtime: bool = False) -> list[dict[str, Any]]:
+def measure_overhead(episodes: int) -> list[dict[str, Any]]:
     """Rows `part`, `seconds`: update of the cache and attention of one token in a layer of 288 tokens, one thread.
 
     An episode is `STEPS` steps from there on. "without kernel": what surrounds the backend. DynamicCache's row is its
@@ -40,7 +40,7 @@ def measure_overhead(episodes: int, realtime: bool = False) -> list[dict[str, An
     torch.manual_seed(0)
     k, v = (random_kv(1, SHAPE, BEFORE + WINDOW * WINDOWS + AFTER, torch.float32, CPU) for _ in range(2))
     times: dict[str, list[float]] = {}
-    with torch.no_grad(), threads(1), undisturbed(realtime):
+    with torch.no_grad(), threads(1):
         for _ in range(episodes):
             for steps in _steps(k, v):
                 for name, seconds in interleaved(steps, STEPS, warm=2).items():

@@ -1,9 +1,7 @@
 """Contenders timed side by side, interleaved round by round, so that what disturbs one disturbs all."""
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -70,25 +68,6 @@ def summary(seconds: list[float]) -> dict[str, Any]:
     """`median`, `q25`, `q75`, `min` in seconds, and `n`."""
     low, middle, high = np.quantile(seconds, [0.25, 0.5, 0.75])
     return {"median": float(middle), "q25": float(low), "q75": float(high), "min": min(seconds), "n": len(seconds)}
-
-
-@contextmanager
-def undisturbed(wanted: bool) -> Iterator[None]:
-    """Run what is inside under real-time priority, so that other processes do not disturb it; needs the right to.
-
-    Threads that exist are raised too, and put back afterwards. For a few seconds at a time: nothing else runs.
-    """
-    if not wanted:
-        yield
-        return
-    threads = [int(name.name) for name in Path("/proc/self/task").iterdir()]
-    for thread in threads:
-        os.sched_setscheduler(thread, os.SCHED_FIFO, os.sched_param(20))
-    try:
-        yield
-    finally:
-        for thread in [int(name.name) for name in Path("/proc/self/task").iterdir()]:
-            os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
 
 
 @contextmanager

@@ -66,7 +66,7 @@ def sentence(error: Exception) -> str:
     """One line about wrong input, or a configuration that cannot be composed."""
     if isinstance(error, UserError):
         return str(error)
-    if isinstance(error, BAD_PATH):
+    if isinstance(error, BAD_PATH) and error.filename:
         return f"{error.filename} cannot be used ({error.strerror}): name another, or mend its permissions."
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
         group, name = str(error.missing_cfg_file).rsplit("/", 1)

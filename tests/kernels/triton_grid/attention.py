@@ -10,13 +10,15 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.kernels.build import Case, Shape, build, causal, plain_attention, queries, relative_error
+from tests.kernels.drawn import Drawn, drawn
 from tests.kernels.triton_grid.on_device import answer, error, moved
 from windowquant.core.packed import PackedLayer
-from windowquant.core.quantizer import Granularity, ZeroPoint
+from windowquant.core.quantizer import Granularity
 from windowquant.errors import UserError
 from windowquant.kernels import triton_attention, triton_table
 from windowquant.kernels.triton_attention import attend
 
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MIXED = (16, 4, 2, 2, 4, 16, 2)
 
 
@@ -59,40 +61,10 @@ def test_window_sizes_and_granularities(window: int, granularity: Granularity, d
 
 
 @settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    bits=st.lists(st.tuples(*[st.sampled_from([16, 8, 4, 2, 1])] * 2), max_size=5),
-    in_place=st.booleans(),
-    sizes=st.tuples(st.integers(1, 2), st.integers(1, 2), st.sampled_from([1, 2, 7]), st.integers(1, 9)),
-    channels=st.sampled_from([8, 32, 80]),
-    tail=st.integers(1, 6),
-    count=st.integers(1, 4),
-    granularity=st.sampled_from(get_args(Granularity)),
-    zero_point=st.sampled_from(["integer", "float"]),
-    dtype=st.sampled_from([torch.float16, torch.bfloat16, torch.float32]),
-    seed=st.integers(0, 2**31),
-)
-def test_any_window_order_and_any_bits_of_k_and_v(
-    bits: list[tuple[int, int]],
-    in_place: bool,
-    sizes: tuple[int, int, int, int],
-    channels: int,
-    tail: int,
-    count: int,
-    granularity: Granularity,
-    zero_point: ZeroPoint,
-    dtype: torch.dtype,
-    seed: int,
-    device: torch.device,
-) -> None:
-    batch, heads, group, window = sizes
-    shape = Shape(batch, heads, group, channels, window, tail)
-    k_bits, v_bits = [k for k, _ in bits], [v for _, v in bits]
-    case = build(shape, k_bits, granularity, zero_point, dtype, seed, v_bits=v_bits, in_place=in_place)
-    # A random mask in original columns: it finds its tokens only if `order` is followed. Every query sees the last one.
-    generator = torch.Generator().manual_seed(seed)
-    mask = torch.rand(batch, 1, count, _columns(case), generator=generator) > 0.4
-    mask[..., -1] = True
-    assert error(case, shape, count, device, mask) <= 1
+@given(one=drawn(5, st.integers(1, 9), (8, 32, 80), st.integers(1, 6), 4, DTYPES, masked=st.just(True), heads=2))
+def test_any_window_order_and_any_bits_of_k_and_v(one: Drawn, device: torch.device) -> None:
+    case, mask = one.made()
+    assert error(case, one.shape, one.count, device, mask) <= 1
 
 
 @pytest.mark.parametrize("granularity", ["window_channel", "token"])

@@ -111,7 +111,7 @@ def quantize_pieces(
         if low.numel():
             ends.append(torch.stack([low.min(), high.max()]))
         scale, offset, shift = _scale_and_offset(low, high, bits, zero_point, peak)
-        block = block or _empty_block(x, shape, bits, granularity, zero_point)
+        block = block or empty_block(x, x.dtype, shape, bits, granularity, zero_point)
         block.codes[:, :, part] = pack(_codes(x, scale, shift, bits, zero_point), bits)
         block.scale[:, :, _groups_of(part, block.scale)] = scale
         if not block.symmetric:
@@ -122,13 +122,25 @@ def quantize_pieces(
     return block
 
 
-def _empty_block(
-    x: Tensor, shape: tuple[int, int, int, int, int], bits: int, granularity: Granularity, zero_point: str
+def empty_block(
+    x: Tensor,
+    dtype: torch.dtype,
+    shape: tuple[int, int, int, int, int],
+    bits: int,
+    granularity: Granularity,
+    zero_point: str,
 ) -> WindowBlock:
+    """A block for a tensor of `shape` (B, H, W, S, D) to be filled in, on the device of x; `dtype` of the scales.
+
+    Raises UserError for options that `quantize` does not take.
+    """
+    _check_choice("zero_point", zero_point, get_args(ZeroPoint))
+    if zero_point == "symmetric":
+        check_symmetric(bits)
     codes = x.new_empty(*shape[:4], packed_bytes(shape[4], bits), dtype=torch.uint8)
     groups = _group_shape(shape, granularity)
-    offset = x.new_empty(shape[0], 0) if zero_point == "symmetric" else x.new_empty(groups)
-    return WindowBlock(codes, x.new_empty(groups), offset, bits, shape, granularity)
+    offset = x.new_empty([shape[0], 0] if zero_point == "symmetric" else groups, dtype=dtype)
+    return WindowBlock(codes, x.new_empty(groups, dtype=dtype), offset, bits, shape, granularity)
 
 
 def _groups_of(part: slice, groups: Tensor) -> slice:

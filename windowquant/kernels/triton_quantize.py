@@ -13,13 +13,11 @@ import triton.language as tl
 from torch import Tensor
 
 from windowquant.core.packed import WindowBlock
-from windowquant.core.packing import packed_bytes
-from windowquant.core.quantizer import Granularity, ZeroPoint, check_symmetric
+from windowquant.core.quantizer import Granularity, ZeroPoint, empty_block
 from windowquant.errors import UserError
 from windowquant.kernels.triton_common import cast, check_device, configs
 
-_GROUPS = {"window_channel": "channel", "token": "token"}
-_ZERO_POINTS = ("integer", "float", "symmetric")
+_GRANULARITIES = ("window_channel", "token")
 _STORED = (torch.float16, torch.bfloat16)
 _TILE = 8192  # elements a program holds
 _FLAWS = {1: "infinity", 2: "NaN"}
@@ -204,19 +202,15 @@ def quantize_tokens_kernel(
 
 def takes(x: Tensor, granularity: str, dtype: torch.dtype) -> bool:
     """Whether `quantize_windows` takes K or V like x, stored in `dtype`."""
-    return granularity in _GROUPS and dtype in _STORED
+    return granularity in _GRANULARITIES and dtype in _STORED
 
 
-def _check(granularity: str, zero_point: str, bits: int, dtype: torch.dtype, label: str) -> None:
-    if granularity not in _GROUPS:
+def _check(granularity: str, dtype: torch.dtype, label: str) -> None:
+    if granularity not in _GRANULARITIES:
         raise UserError(
-            f"The Triton quantizer takes the granularities {', '.join(_GROUPS)}, not {granularity!r}; use "
+            f"The Triton quantizer takes the granularities {', '.join(_GRANULARITIES)}, not {granularity!r}; use "
             "core.quantizer.quantize for others."
         )
-    if zero_point not in _ZERO_POINTS:
-        raise UserError(f"zero_point is {zero_point!r}; use one of {', '.join(_ZERO_POINTS)}.")
-    if zero_point == "symmetric":
-        check_symmetric(bits)
     if dtype not in _STORED:
         raise UserError(f"{label} would be stored in {dtype}; store scales in float16 or bfloat16.")
 
@@ -250,22 +244,18 @@ def quantize_windows(
     """
     dtype = dtype or x.dtype
     check_device(x)
-    _check(granularity, zero_point, bits, dtype, label)
+    _check(granularity, dtype, label)
     (batch, heads, _, channels), (_, windows, size) = x.shape, columns.shape
-    row = packed_bytes(channels, bits)
-    codes = x.new_empty(batch, heads, windows, size, row, dtype=torch.uint8)
-    groups = (batch, heads, windows, *((size, 1) if granularity == "token" else (1, channels)))
-    scale = x.new_empty(groups, dtype=dtype)
-    offset = x.new_empty((batch, 0) if zero_point == "symmetric" else groups, dtype=dtype)
-    block = WindowBlock(codes, scale, offset, bits, (batch, heads, windows, size, channels), granularity)
-    if codes.numel() == 0:
+    block = empty_block(x, dtype, (batch, heads, windows, size, channels), bits, granularity, zero_point)
+    if block.codes.numel() == 0:
         return block
     x = x if x.stride(-1) == 1 else x.contiguous()
     flaw = torch.zeros(1, dtype=torch.int32, device=x.device)
     tile, width = tile_shape(size, channels, bits, granularity)
     columns = columns.to(x.device).contiguous()
     largest = 0.0 if peak is None else float(torch.tensor(peak, dtype=dtype))
-    arguments = (x, columns, codes, scale, offset, flaw, x.stride()[:3], heads, windows, size, largest)
+    stored = block.codes, block.scale, block.offset
+    arguments = (x, columns, *stored, flaw, x.stride()[:3], heads, windows, size, largest)
     options = {
         "D": channels,
         "BITS": bits,
@@ -277,7 +267,7 @@ def quantize_windows(
     if granularity == "token":
         quantize_tokens_kernel[windows, -(-size // tile), batch * heads](*arguments, **options)
     else:
-        grid = windows, -(-row // width), batch * heads
+        grid = windows, -(-block.codes.shape[-1] // width), batch * heads
         quantize_channels_kernel[grid](*arguments, **options, WHOLE=size <= tile)
     if found := int(flaw):
         kind = _FLAWS[found]

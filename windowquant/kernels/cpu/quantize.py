@@ -13,8 +13,7 @@ from numba import carray
 from torch import Tensor
 
 from windowquant.core.packed import WindowBlock
-from windowquant.core.packing import packed_bytes
-from windowquant.core.quantizer import Granularity, ZeroPoint, check_ends, check_symmetric
+from windowquant.core.quantizer import Granularity, ZeroPoint, check_ends, empty_block
 from windowquant.errors import UserError
 from windowquant.kernels.cpu.compiled import compiled_for_c, inlined
 from windowquant.kernels.cpu.emit import LANES
@@ -139,23 +138,16 @@ def quantize_windows(
             f"{label}, {list(x.shape)} of {x.dtype} as {dtype} with granularity {granularity!r}, cannot be quantized "
             "in place; use core.quantizer."
         )
-    if zero_point not in _ZERO_POINTS:
-        raise UserError(f"zero_point is {zero_point!r}; use one of {', '.join(_ZERO_POINTS)}.")
-    if zero_point == "symmetric":
-        check_symmetric(bits)
     (batch, heads, _, channels), (_, windows, size) = x.shape, columns.shape
     shape, columns = (batch, heads, windows, size, channels), columns.contiguous()
-    codes = x.new_empty(*shape[:4], packed_bytes(channels, bits), dtype=torch.uint8)
-    groups = (batch, heads, windows, 1, channels)
-    scale = x.new_empty(groups, dtype=dtype)
-    offset = x.new_empty((batch, 0) if zero_point == "symmetric" else groups, dtype=dtype)
-    parts = max(1, min(torch.get_num_threads(), codes[..., 0].numel() * channels // _GRAIN))
+    block = empty_block(x, dtype, shape, bits, granularity, zero_point)
+    parts = max(1, min(torch.get_num_threads(), block.codes[..., 0].numel() * channels // _GRAIN))
     flaws, work = np.zeros(parts, np.float32), np.empty(parts * _WORKSPACE, np.uint8)
     strides = [step * x.element_size() for step in x.stride()[:3]]
     job = np.zeros(SIZE, np.int64)
     job[PARTS], job[X], job[X_BATCH:COLUMNS], job[COLUMNS] = parts, x.data_ptr(), strides, columns.data_ptr()
     job[CODES:BATCH] = (
-        *(each.data_ptr() for each in (codes, scale, offset)),
+        *(each.data_ptr() for each in (block.codes, block.scale, block.offset)),
         *(each.ctypes.data for each in (flaws, work)),
     )
     job[BATCH:ZERO_POINT] = *shape, bits
@@ -164,8 +156,8 @@ def quantize_windows(
     floats[2 * LIMIT], floats[2 * PEAK] = torch.finfo(dtype).max, -1
     if peak is not None:
         floats[2 * PEAK] = float(torch.tensor(peak, dtype=dtype))
-    if codes.numel():
+    if block.codes.numel():
         run(_quantize_parts(NUMPY_KINDS[x.dtype], NUMPY_KINDS[dtype]).address, job.ctypes.data, parts)
         if not np.isfinite(flaws).all():
             check_ends(torch.from_numpy(flaws), label)
-    return WindowBlock(codes, scale, offset, bits, shape, "window_channel")
+    return block

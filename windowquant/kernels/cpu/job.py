@@ -25,7 +25,11 @@ SCALED, PIECES = 17, 18
 PADDED_ROWS, CHANNEL_STRIDE]."""
 WORK, OUT = 19, 20
 """Addresses of PARTS times WORKSPACE bytes, and of the result, float32 [B * H, ROWS, CHANNELS]."""
-SIZE = 21
+TILES_CONFIG = 21
+"""Address of what tiles are to be like, 0 if none are used."""
+SPREAD = 22
+"""Address of the queries as `integer` takes them, and of their steps, in the way of SCALED."""
+SIZE = 23
 
 
 @inlined

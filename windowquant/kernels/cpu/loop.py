@@ -20,26 +20,45 @@ from numba import carray
 from windowquant.kernels.cpu import job as j
 from windowquant.kernels.cpu import steps
 from windowquant.kernels.cpu import table as t
+from windowquant.kernels.cpu.amx import available
 from windowquant.kernels.cpu.compiled import compiled_for_c, inlined
 from windowquant.kernels.cpu.emit import LANES
+from windowquant.kernels.cpu.integer import tiles_begun, tiles_ended
+from windowquant.kernels.cpu.integer_steps import add_integer_values, integer_scores, queries_spread
 from windowquant.kernels.cpu.kinds import CHUNK, TOKENS
 from windowquant.kernels.cpu.pieces import begin, combine
 from windowquant.kernels.cpu.primitives import cleared, pointer, taken
 from windowquant.kernels.cpu.steps import DOTS, PLANES, QUERIES, ROW, SCORES, WEIGHTED, WORKSPACE
 from windowquant.kernels.cpu.tiles import add_dots, k_codes, k_values, scaled_queries, tile_sums, v_codes, v_values
 
+TILES = available()
+"""Whether code with products by integers is compiled at all; where it is used, the table says."""
+
+
+@inlined
+def _tile_at(segment: Any, tile: int, tokens: int) -> Any:
+    """Window of a tile of a segment, its first token in the window, and in the layer, and how many it has."""
+    size, per_window, window, token = segment[t.WINDOW], segment[t.WINDOW_TILES], tile, 0
+    if per_window > 1:
+        window, token = tile // per_window, tile % per_window * TOKENS
+    stored = segment[t.FIRST_TOKEN] + window * size + token
+    return window, token, stored, min(TOKENS, size - token, tokens - stored)
+
 
 @inlined
 def _score(
-    rows: Any, kv: Any, block: Any, place: Any, count: int, q: int, channels: int, scores: int, work: int
+    rows: Any, kv: Any, block: Any, place: Any, count: int, q: int, spread: int, channels: int, scores: int, work: int
 ) -> None:
-    """Scores of a tile."""
+    """Scores of a tile; spread: 0 if its products cannot be those of integers."""
+    if TILES and spread:
+        integer_scores(len(rows), kv, block, place, count, q, spread, channels, scores, work)
+        return
     address, stride = steps.tile_rows(block, place, count, True, work)
     planes, blocks, size = block[t.PLANES], block[t.BLOCKS], len(rows)
     if block[t.BITS] == 16:
         k_values(rows, kv, address, stride, q, scores, blocks)
         return
-    scale, shift = steps.scales_of(block, kv, place, channels, work)
+    scale, shift = steps.scales_of(block, block[t.FACTORS], kv, place, channels, work)
     queries = steps.queries_in_planes(size, block, q, channels, work)
     scaled_queries(rows, queries, scale, shift, work + QUERIES, work + DOTS, planes * blocks)
     k_codes(rows, address, stride, work + QUERIES, scores, planes, blocks, block[t.BITS])
@@ -54,12 +73,15 @@ def _add(
     rows: Any, kv: Any, block: Any, place: Any, count: int, out: int, channels: int, probs: int, work: int
 ) -> None:
     """Add the values of a tile to the output."""
+    if TILES and block[t.ONES]:
+        add_integer_values(len(rows), kv, block, place, count, out, channels, probs, work)
+        return
     address, stride = steps.tile_rows(block, place, count, False, work)
     planes, blocks, size = block[t.PLANES], block[t.BLOCKS], len(rows)
     if block[t.BITS] == 16:
         v_values(rows, kv, address, stride, count, probs, out, blocks)
         return
-    scale, shift = steps.scales_of(block, kv, place, channels, work)
+    scale, shift = steps.scales_of(block, block[t.FACTORS], kv, place, channels, work)
     if block[t.TOKEN_GROUPS]:
         steps.weight_probs(size, kv, block, steps.group_of(block, place), count, probs, work)
         probs = work + WEIGHTED
@@ -85,6 +107,7 @@ def _chunk(
     tiles: int,
     tokens: int,
     q: int,
+    spread: int,
     first_row: int,
     queries: int,
     channels: int,
@@ -93,18 +116,16 @@ def _chunk(
     work: int,
 ) -> None:
     """Add tiles of a segment, from its tile `first` on, to the output of len(rows) query rows of a head."""
-    k, v, size, per_window = segment[t.K : t.V], segment[t.V :], segment[t.WINDOW], segment[t.WINDOW_TILES]
+    k, v = segment[t.K : t.V], segment[t.V :]
     for tile in range(tiles):
-        window, token = (first + tile) // per_window, (first + tile) % per_window * TOKENS
-        stored, scores = segment[t.FIRST_TOKEN] + window * size + token, work + SCORES + 4 * TOKENS * tile
-        count = min(TOKENS, size - token, tokens - stored)
-        _score(rows, kv, k, (batch, head, window, token), count, q, channels, scores, work)
+        window, token, stored, count = _tile_at(segment, first + tile, tokens)
+        scores = work + SCORES + 4 * TOKENS * tile
+        _score(rows, kv, k, (batch, head, window, token), count, q, spread, channels, scores, work)
         steps.mask(len(rows), first_row, stored, count, tokens, bias, queries, scores)
     steps.softmax(len(rows), tiles, out, work)
     for tile in range(tiles):
-        window, token = (first + tile) // per_window, (first + tile) % per_window * TOKENS
-        stored, probs = segment[t.FIRST_TOKEN] + window * size + token, work + SCORES + 4 * TOKENS * tile
-        count = min(TOKENS, size - token, tokens - stored)
+        window, token, _, count = _tile_at(segment, first + tile, tokens)
+        probs = work + SCORES + 4 * TOKENS * tile
         _add(rows, kv, v, (batch, head, window, token), count, out, channels, probs, work)
 
 
@@ -121,6 +142,9 @@ def _part(rows: Any, kv: Any, job: Any, part: int) -> None:
         for segment_index in range(len(table)):
             segment = table[segment_index]
             tile, end = max(low, segment[t.FIRST_TILE]), min(high, segment[t.FIRST_TILE] + segment[t.TILES])
+            spread = np.int64(0)
+            if TILES and tile < end and segment[t.K + t.LARGEST]:
+                spread = queries_spread(job, segment[t.K : t.V], index, part, work)
             while tile < end:
                 tiles = min(CHUNK, end - tile)
                 for row in range(0, padded, len(rows)):
@@ -134,6 +158,7 @@ def _part(rows: Any, kv: Any, job: Any, part: int) -> None:
                         tiles,
                         job[j.TOKENS],
                         job[j.SCALED] + piece + ROW * row,
+                        spread + ROW * row if spread else spread,
                         row,
                         job[j.QUERIES],
                         job[j.CHANNELS],
@@ -156,11 +181,16 @@ def attend_parts(rows: int, kv: type[np.generic]) -> Any:
 
     def attend(address: Any) -> None:
         job = carray(address, j.SIZE, np.int64)
+        before = np.int64(0)
+        if TILES and job[j.TILES_CONFIG]:
+            before = tiles_begun(job[j.TILES_CONFIG])
         part = taken(address, j.NEXT_PART)
         while part < job[j.PARTS]:
             _part(sized, kind, job, part)
             if taken(address, j.DONE) == job[j.PARTS] - 1:
                 combine(job)
             part = taken(address, j.NEXT_PART)
+        if TILES and job[j.TILES_CONFIG]:
+            tiles_ended(before)
 
     return compiled_for_c(attend)

@@ -1,13 +1,12 @@
 """What parts of a job do before and after their pass over the tokens."""
 
-import math
 from typing import Any
 
 import numpy as np
 
 from windowquant.kernels.cpu import job as j
-from windowquant.kernels.cpu.compiled import compiled
-from windowquant.kernels.cpu.primitives import cleared, number, put
+from windowquant.kernels.cpu.compiled import compiled, inlined
+from windowquant.kernels.cpu.primitives import add_multiple, cleared, multiplied, number, put
 from windowquant.kernels.cpu.steps import LOWEST, ROW, TOP, TOTAL
 
 
@@ -27,23 +26,26 @@ def begin(job: Any, head: int, part: int) -> None:
         put(out + ROW * row + TOP, LOWEST)
 
 
+@inlined
+def _row(job: Any, head: int, part: int, row: int) -> int:
+    return job[j.PIECES] + j.piece(job, head, part) + ROW * row
+
+
 @compiled
 def combine(job: Any) -> None:
-    """Join the pieces that all parts have of each head."""
+    """Join the pieces that all parts have of each head, in the first of them; sums of exponentials lie with outputs."""
     rows, channels = job[j.ROWS], job[j.CHANNELS]
     for head in range(job[j.ALL_HEADS]):
         first, last = j.part_of(job, head * job[j.TILES]), j.part_of(job, (head + 1) * job[j.TILES] - 1)
         for row in range(rows):
-            target, high, whole = job[j.OUT] + 4 * channels * (head * rows + row), LOWEST, np.float32(0)
+            joined, target = _row(job, head, first, row), job[j.OUT] + 4 * channels * (head * rows + row)
+            high = LOWEST
             for part in range(first, last + 1):
-                high = max(high, number(job[j.PIECES] + j.piece(job, head, part) + ROW * row + TOP))
+                high = max(high, number(_row(job, head, part, row) + TOP))
+            multiplied(joined, np.exp2(number(joined + TOP) - high), ROW // 64)
+            for part in range(first + 1, last + 1):
+                source = _row(job, head, part, row)
+                add_multiple(joined, source, np.exp2(number(source + TOP) - high), ROW // 64)
+            per_whole = np.float32(1) / number(joined + TOTAL)
             for at in range(0, 4 * channels, 4):
-                put(target + at, np.float32(0))
-            for part in range(first, last + 1):
-                source = job[j.PIECES] + j.piece(job, head, part) + ROW * row
-                weight = np.float32(math.exp(number(source + TOP) - high))
-                whole += weight * number(source + TOTAL)
-                for at in range(0, 4 * channels, 4):
-                    put(target + at, number(target + at) + weight * number(source + at))
-            for at in range(0, 4 * channels, 4):
-                put(target + at, number(target + at) / whole)
+                put(target + at, number(joined + at) * per_whole)

@@ -61,7 +61,7 @@ def largest(typing: Any, scores: Any, blocks: Any) -> Any:
 
 @intrinsic
 def exponentials(typing: Any, scores: Any, top: Any, blocks: Any) -> Any:
-    """Replace `blocks` * 16 scores, none above `top`, by exp(score - top); returns their sum."""
+    """Replace `blocks` * 16 scores, none above `top`, by 2 ** (score - top); returns their sum."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         scores, top, blocks = args
@@ -69,7 +69,7 @@ def exponentials(typing: Any, scores: Any, top: Any, blocks: Any) -> Any:
         total, top = e.variable(e.floats(0.0)), e.splat(top)
         with e.loop(blocks) as block:
             place = e.at(scores, block, 4 * LANES)
-            power = e.exp(builder.fsub(e.load(place, FLOATS), top))
+            power = e.exp2(builder.fsub(e.load(place, FLOATS), top))
             e.store(power, place)
             builder.store(builder.fadd(builder.load(total), power), total)
         return e.reduce(builder.load(total), builder.fadd)
@@ -124,6 +124,23 @@ def multiplied(typing: Any, address: Any, factor: Any, blocks: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(types.int64, types.float32, types.int64), generate
+
+
+@intrinsic
+def add_multiple(typing: Any, address: Any, source: Any, factor: Any, blocks: Any) -> Any:
+    """Add `blocks` * 16 floats, times a factor, to as many others."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        address, source, factor, blocks = args
+        e = Emitter(builder)
+        factor = e.splat(factor)
+        with e.loop(blocks) as block:
+            place = e.at(address, block, 4 * LANES)
+            added = e.load(e.at(source, block, 4 * LANES), FLOATS)
+            e.store(e.fma(added, factor, e.load(place, FLOATS)), place)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.float32, types.int64), generate
 
 
 @intrinsic

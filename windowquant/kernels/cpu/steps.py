@@ -4,7 +4,6 @@
 `rows` is the number of query rows at a time. All else are addresses and counts. `work` is a thread's workspace.
 """
 
-import math
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy as np
 from windowquant.kernels.cpu import table as t
 from windowquant.kernels.cpu.compiled import compiled
 from windowquant.kernels.cpu.emit import LANES
+from windowquant.kernels.cpu.integer import A_BYTES, B_BYTES, STEPS, SUMS_BYTES
 from windowquant.kernels.cpu.kinds import CHANNEL_STRIDE, MAX_CHANNELS, TOKEN_STRIDE, TOKENS
 from windowquant.kernels.cpu.primitives import (
     cleared,
@@ -26,6 +26,8 @@ from windowquant.kernels.cpu.primitives import (
 )
 
 LOWEST = np.float32(-np.inf)
+LOG2_E = np.float32(1.44269504)
+TINY = np.float32(1e-30)
 MASKED = np.float32(np.finfo(np.float32).min)  # not -inf: a query that sees nothing must not become NaN
 ROWS = 8
 """Most query rows at a time."""
@@ -45,7 +47,12 @@ SHIFT = SCALE + ROW
 DOTS = SHIFT + ROW
 WEIGHTED = DOTS + 64
 COPY = WEIGHTED + ROWS * SCORE_ROW
-WORKSPACE = COPY + TOKENS * ROW
+STEP = COPY + TOKENS * ROW
+PER_STEP = STEP + 64
+A = PER_STEP + 64
+B = A + A_BYTES
+SUMS = B + B_BYTES
+WORKSPACE = SUMS + SUMS_BYTES
 """Bytes of workspace a thread needs."""
 
 
@@ -78,24 +85,25 @@ def _in_planes(block: Any, channel: int, channels: int) -> int:
 
 
 @compiled
-def scales_of(block: Any, kv: Any, place: Any, channels: int, work: int) -> Any:
-    """Addresses of a window's scale, times what undoes the codes' powers of two, and shift, float32 in planes.
+def scales_of(block: Any, factors: int, kv: Any, place: Any, channels: int, work: int) -> Any:
+    """Addresses of a window's scale, times `factors` (which undo the codes' powers of two), and shift, float32 in
+    planes.
 
-    With a scale per token, what is left: the powers of two, and the factor of the shift.
+    With a scale per token, what is left: the factors, and that of the shift.
     """
     if block[t.TOKEN_GROUPS]:
-        return block[t.FACTORS], block[t.SHIFT_FACTORS]
+        return factors, block[t.SHIFT_FACTORS]
     group, blocks = group_of(block, place), block[t.PLANES] * block[t.BLOCKS]
     scale, shift = work + SCALE, work + SHIFT
     if channels == blocks * LANES:
-        widened(kv, block[t.SCALE] + group, block[t.FACTORS], scale, blocks)
+        widened(kv, block[t.SCALE] + group, factors, scale, blocks)
         widened(kv, block[t.SHIFT] + group, block[t.SHIFT_FACTORS], shift, blocks)
         return scale, shift
     cleared(scale, blocks)
     cleared(shift, blocks)
     for channel in range(channels):
         at, source = _in_planes(block, channel, channels), group + channel * kv.itemsize
-        put(scale + at, value(kv, block[t.SCALE] + source) * number(block[t.FACTORS] + at))
+        put(scale + at, value(kv, block[t.SCALE] + source) * number(factors + at))
         put(shift + at, value(kv, block[t.SHIFT] + source) * number(block[t.SHIFT_FACTORS] + at))
     return scale, shift
 
@@ -149,7 +157,8 @@ def weight_probs(rows: int, kv: Any, block: Any, group: int, count: int, probs: 
 def mask(rows: int, first: int, token: int, count: int, tokens: int, bias: int, queries: int, scores: int) -> None:
     """Mask a tile: columns without a token, and what `bias` or, without one, causality hides.
 
-    first: the first of the rows, row r being query r % `queries`. token: the first of the tile, of `tokens`.
+    first: the first of the rows, row r being query r % `queries`. token: the first of the tile, of `tokens`. Scores are
+    logarithms to base 2.
     """
     if count == TOKENS and bias == 0 and token + count <= tokens - queries + 1:
         return
@@ -160,17 +169,23 @@ def mask(rows: int, first: int, token: int, count: int, tokens: int, bias: int, 
             if index >= count or (bias == 0 and token + index > tokens - queries + query):
                 put(at, MASKED)
             elif bias:
-                put(at, max(number(at) + number(bias + 4 * (query * tokens + token + index)), MASKED))
+                put(at, max(number(at) + LOG2_E * number(bias + 4 * (query * tokens + token + index)), MASKED))
 
 
 @compiled
 def softmax(rows: int, tiles: int, out: int, work: int) -> None:
-    """Turn scores into exponentials, and take what there is of the output down to the new largest score."""
+    """Turn scores into exponentials, and take what there is of the output down to the new largest score.
+
+    STEP and PER_STEP: what probabilities of a row are counted in where they are written as integers, and its inverse.
+    """
     for row in range(rows):
         scores, own = work + SCORES + row * SCORE_ROW, out + row * ROW
         high, before = largest(scores, 2 * tiles), number(own + TOP)
         if high > before:
-            multiplied(own, np.float32(math.exp(before - high)), CHANNEL_STRIDE // LANES)
+            multiplied(own, np.exp2(before - high), CHANNEL_STRIDE // LANES)
             put(own + TOP, high)
             before = high
+        step = max(np.exp2(high - before), TINY) / np.float32(STEPS)
+        put(work + STEP + 4 * row, step)
+        put(work + PER_STEP + 4 * row, np.float32(1) / step)
         put(own + TOTAL, number(own + TOTAL) + exponentials(scores, before, 2 * tiles))

@@ -11,18 +11,22 @@ from torch.utils.weak import WeakIdKeyDictionary
 from windowquant.core.packed import PackedLayer, Segment, WindowBlock, middle
 from windowquant.core.quantizer import PER_TOKEN
 from windowquant.errors import UserError
+from windowquant.kernels.cpu.amx import available
 from windowquant.kernels.cpu.emit import LANES
+from windowquant.kernels.cpu.integer import CHUNK_CHANNELS
 from windowquant.kernels.cpu.kinds import MAX_CHANNELS, TOKENS
 from windowquant.kernels.cpu.tiles import code_factors
 
 # Columns of a row: tiles before it and in it, tiles and tokens of a window, tokens before it, then those of K and V.
-FIRST_TILE, TILES, WINDOW_TILES, WINDOW, FIRST_TOKEN, K, V, COLUMNS = 0, 1, 2, 3, 4, 5, 24, 43
+FIRST_TILE, TILES, WINDOW_TILES, WINDOW, FIRST_TOKEN, K, V, COLUMNS = 0, 1, 2, 3, 4, 5, 26, 47
 # Columns of K or of V, from its first on. Strides are in bytes; those of scales are those of shifts too. A shift is an
 # offset times its factor; symmetric codes take their scale, times minus the middle code.
 CODES, BATCH, HEAD, ONE_WINDOW, TOKEN, BITS, PLANES, BLOCKS, ROW_BYTES, PADDED, FACTORS = range(11)
 TOKEN_GROUPS, SCALE, SHIFT, SHIFT_FACTORS, SCALE_BATCH, SCALE_HEAD, SCALE_WINDOW, SCALE_TOKEN = range(11, 19)
+# For products by integers, else 0: addresses of ones, and of the largest scales, float32 [B, H, D up to whole chunks].
+ONES, LARGEST = 19, 20
 
-_NO_GROUPS = (0,) * 8
+_NO_GROUPS = (0,) * 10
 
 
 UNBOUNDED = 2**40
@@ -140,7 +144,13 @@ def _groups(block: WindowBlock, copies: list[Tensor]) -> list[int]:
         scale, shift = (x.expand(*x.shape[:4], 1 if by_token else channels).contiguous() for x in (scale, shift))
         copies += [scale, shift]
     factors = _constant(-middle(block.bits) if block.symmetric else 1.0).ctypes.data
-    return [int(by_token), scale.data_ptr(), shift.data_ptr(), factors, *_strides(scale)]
+    ones = largest = 0
+    if available() and not by_token and block.codes.shape[-1] % LANES == 0:
+        padded = -(-channels // CHUNK_CHANNELS) * CHUNK_CHANNELS
+        copies.append(torch.zeros(*block.shape[:2], padded))
+        copies[-1][..., :channels] = block.scale.abs().amax((2, 3))
+        ones, largest = _constant(1.0).ctypes.data, copies[-1].data_ptr()
+    return [int(by_token), scale.data_ptr(), shift.data_ptr(), factors, *_strides(scale), ones, largest]
 
 
 def _strides(x: Tensor) -> list[int]:

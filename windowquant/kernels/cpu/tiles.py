@@ -55,17 +55,17 @@ def _store_scores(e: Emitter, sums: list[list[Any]], out: Any) -> None:
             e.store(e.builder.load(place), out, 4 * (row * TOKEN_STRIDE + part * LANES), 64)
 
 
-def _prefetch(e: Emitter, codes: Any, stride: Any, block: Any, size: int = 16) -> None:
+def prefetch(e: Emitter, codes: Any, stride: Any, block: Any, size: int = 16) -> None:
     """Have a part of what lies AHEAD tiles on in memory brought near, of the next but one as a rule."""
     e.prefetch(
         e.builder.add(e.at(codes, stride, AHEAD * TOKENS), e.at(e.i64(0), block, TOKENS * size)), TOKENS * size // 64
     )
 
 
-def _token_words(e: Emitter, codes: Any, stride: Any, block: Any) -> list[list[Any]]:
+def token_words(e: Emitter, codes: Any, stride: Any, block: Any) -> list[list[Any]]:
     """16 bytes of 32 tokens: [two halves of the tokens][four words]."""
     first = e.at(codes, block, 16)
-    _prefetch(e, codes, stride, block)
+    prefetch(e, codes, stride, block)
     return [e.transposed(first, stride), e.transposed(e.at(first, stride, LANES), stride)]
 
 
@@ -82,7 +82,7 @@ def k_codes(
         first_mask, step = _mask(e, bits)
         plane_bytes = builder.mul(blocks, e.i64(4 * 16))
         with e.loop(blocks) as block:
-            words = _token_words(e, codes, stride, block)
+            words = token_words(e, codes, stride, block)
             mask = e.variable(first_mask)
             with e.loop(planes) as plane:
                 channels = builder.add(e.at(q, block, 4 * 16), builder.mul(plane, plane_bytes))
@@ -123,7 +123,7 @@ def k_values(typing: Any, rows: Any, kv: Any, values: Any, stride: Any, q: Any, 
         sums = [e.sums(2) for _ in range(rows.count)]
         channels = 4 if kind == "float32" else 8
         with e.loop(blocks) as block:
-            words = _token_words(e, values, stride, block)
+            words = token_words(e, values, stride, block)
             for channel in range(channels):
                 parts = [_channel_of_words(e, half, channel, kind) for half in words]
                 _add_outer(
@@ -192,7 +192,7 @@ def v_codes(
                 place = builder.add(place, plane_bytes)
 
         with e.loop(blocks) as block:
-            _prefetch(e, codes, stride, block)
+            prefetch(e, codes, stride, block)
             with builder.if_else(builder.icmp_signed("==", planes, e.i64(1))) as (one, more):
                 with one:
                     some_planes(e.i64(0), block, first_mask, 1)
@@ -224,7 +224,7 @@ def v_values(
                 return [e.load_values(builder.add(row, e.i64(size * part)), kind) for part in range(count)]
 
             for part in range(count):
-                _prefetch(e, values, stride, builder.add(first, e.i64(part)), size)
+                prefetch(e, values, stride, builder.add(first, e.i64(part)), size)
             sums = _weighted_sums(e, rows.count, probs, tokens, count, loaded)
             for row, parts in enumerate(sums):
                 for part, total in enumerate(parts):

@@ -1,0 +1,101 @@
+"""What is done to a tile, or before the tiles of a segment, where products are those of integers (`integer`).
+
+Arguments as in `steps`.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from windowquant.kernels.cpu import job as j
+from windowquant.kernels.cpu import table as t
+from windowquant.kernels.cpu.compiled import compiled
+from windowquant.kernels.cpu.integer import (
+    CHUNK_CHANNELS,
+    add_sums,
+    k_products,
+    prob_bytes,
+    query_bytes,
+    scores_of,
+    shift_dots,
+    spread_query,
+    v_products,
+)
+from windowquant.kernels.cpu.primitives import cleared, put
+from windowquant.kernels.cpu.steps import (
+    DOTS,
+    PER_STEP,
+    ROW,
+    SCALE,
+    STEP,
+    SUMS,
+    TOP,
+    A,
+    B,
+    scales_of,
+    tile_rows,
+)
+
+_ERROR = 5e-4
+"""Error of scores, estimated, from which on queries are not written as integers."""
+
+
+@compiled
+def queries_spread(job: Any, block: Any, head: int, part: int, work: int) -> Any:
+    """Address of a head's queries in steps for the tiles of a segment, and their steps; 0 if these are too coarse.
+
+    A product with a scale is off by a third of a step or so, and a score by what comes of all channels.
+    """
+    channels, place = job[j.CHANNELS], j.piece(job, head, part)
+    q, spread, chunks = job[j.SCALED] + place, job[j.SPREAD] + place, _chunks(channels)
+    largest = block[t.LARGEST] + 4 * CHUNK_CHANNELS * chunks * head
+    cleared(work + SCALE, ROW // 64)
+    worst = np.float32(0)
+    for row in range(job[j.PADDED_ROWS]):
+        step = spread_query(q + ROW * row, largest, spread + ROW * row, chunks)
+        put(spread + ROW * row + TOP, step)
+        worst = max(worst, step)
+    error = worst * ((1 << block[t.BITS]) - 1) * math.sqrt(channels) / 6
+    return np.int64(spread) if error <= _ERROR else np.int64(0)
+
+
+@compiled
+def _chunks(channels: int) -> int:
+    return (channels + CHUNK_CHANNELS - 1) // CHUNK_CHANNELS
+
+
+@compiled
+def integer_scores(
+    rows: int,
+    kv: Any,
+    block: Any,
+    place: Any,
+    count: int,
+    q: int,
+    spread: int,
+    channels: int,
+    scores: int,
+    work: int,
+) -> None:
+    """Scores of a tile."""
+    address, stride = tile_rows(block, place, count, True, work)
+    scale, shift = scales_of(block, block[t.ONES], kv, place, channels, work)
+    planes, blocks, chunks = block[t.PLANES], block[t.BLOCKS], _chunks(channels)
+    query_bytes(rows, spread, scale, work + A, chunks)
+    k_products(planes, address, stride, work + A, work + B, work + SUMS, blocks, chunks)
+    shift_dots(rows, q, shift, work + DOTS, planes * blocks)
+    scores_of(rows, work + SUMS, spread + TOP, work + DOTS, scores)
+
+
+@compiled
+def add_integer_values(
+    rows: int, kv: Any, block: Any, place: Any, count: int, out: int, channels: int, probs: int, work: int
+) -> None:
+    """Add the values of a tile to the output."""
+    address, stride = tile_rows(block, place, count, True, work)
+    scale, shift = scales_of(block, block[t.ONES], kv, place, channels, work)
+    planes, blocks = block[t.PLANES], block[t.BLOCKS]
+    prob_bytes(rows, probs, work + STEP, work + PER_STEP, work + DOTS, work + A)
+    v_products(planes, address, stride, work + A, work + B, work + SUMS, blocks)
+    add_sums(rows, work + SUMS, work + STEP, scale, work + DOTS, shift, out, planes * blocks)

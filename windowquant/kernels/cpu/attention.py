@@ -36,9 +36,9 @@ def attend(q: Tensor, layer: PackedLayer, mask: Tensor | None, scaling: float) -
     padded, or scales are applied one by one; a mask is gathered into stored order, float32 [B or 1, Tq, T].
 
     Where the processor multiplies tiles of bytes (AMX), groups of window_channel in such rows are multiplied so:
-    queries, times a window's scale, and probabilities are rounded to 16 bits (`integer`), and sums are exact. The result
-    is off by about 1e-4 of its largest value, instead of 1e-6; queries for which scores would be off by more than 5e-4
-    are multiplied as floats.
+    queries, times a window's scale, and probabilities are rounded to 16 bits (`integer`), and sums are exact. The
+    result is off by about 1e-4 of its largest value, instead of 1e-6; queries for which scores would be off by more
+    than 5e-4 are multiplied as floats.
 
     Uses as many threads as torch, and is safe to call from several. Compiled at the first call for a kv dtype and a
     number of query rows that share a KV head (as 1, 4, 7 or 8 at a time), which takes some 5 s; the result is kept on

@@ -143,3 +143,9 @@ def test_targets_of_decoding_want_little_memory_and_much_speed() -> None:
         (3.0, True), (0.31, False), (0.31, False), (0.04, True),
     ]  # fmt: skip
     assert not Target("x", 1, 1.0, 1.1, most=True).reached
+    assert "DynamicCache with" not in found[0].what
+    few = {**rows[0], "visual_tokens": 980, "seconds": {"median": 0.2}}
+    limited = next(decode_targets({"decode": [few, *rows], "packing": packing}))
+    assert (
+        limited.what.endswith("19,600 visual tokens (DynamicCache with 980: 1.50)") and limited.value == found[0].value
+    )

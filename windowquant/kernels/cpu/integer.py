@@ -290,11 +290,11 @@ def _four_tokens(e: TileEmitter, codes: Any, stride: Any) -> Any:
 
 
 @intrinsic
-def v_products(typing: Any, planes: Any, codes: Any, stride: Any, a: Any, b: Any, sums: Any, blocks: Any) -> Any:
-    """sums[tile, row, channel] (int32 [tiles, 16, 16]) = sum over 32 tokens of a[row, token] * codes[token]."""
+def v_codes_as_bytes(typing: Any, planes: Any, codes: Any, stride: Any, b: Any, blocks: Any) -> Any:
+    """Write the codes of 32 tokens for products by 16 channels: uint8 [planes * blocks, 8, 16 channels, 4 tokens]."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        planes, codes, stride, a, b, sums, blocks = args
+        planes, codes, stride, b, blocks = args
         e, tile_bytes = TileEmitter(builder), 64 * _V_DEPTH
 
         def write_codes(count: int) -> None:
@@ -306,33 +306,57 @@ def v_products(typing: Any, planes: Any, codes: Any, stride: Any, a: Any, b: Any
                     _store_planes(e, words, count, e.at(target, depth, 64), builder.mul(blocks, e.i64(tile_bytes)))
 
         _by_planes(e, planes, write_codes)
-        e.load_tile(_V_ROWS, a, ROW_BYTES)
-        with _each(e, builder.mul(blocks, planes), (b, tile_bytes), (sums, 1024)) as (own, out):
-            e.clear_tile(_FIRST)
-            e.load_tile(_V_CODES, own, 64)
-            e.add_tile_product(_FIRST, _V_ROWS, _V_CODES)
-            e.store_tile(_FIRST, out, 64)
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 7), generate
+    return types.void(*[types.int64] * 5), generate
 
 
 @intrinsic
-def add_sums(
-    typing: Any, rows: Any, sums: Any, steps: Any, scale: Any, weights: Any, shift: Any, out: Any, blocks: Any
+def add_values(
+    typing: Any,
+    rows: Any,
+    a: Any,
+    b: Any,
+    sums: Any,
+    steps: Any,
+    scale: Any,
+    weights: Any,
+    shift: Any,
+    out: Any,
+    blocks: Any,
 ) -> Any:
-    """out[row] += sums[row] * steps[row] * scale + weights[row] * shift, for `blocks` * 16 channels."""
+    """out[row] += (sum over 32 tokens of a[row, token] * b[token]) * steps[row] * scale + weights[row] * shift.
+
+    For `blocks` * 16 channels, whose sums are kept in `sums` meanwhile (int32 [blocks, 2 * rows, 16]).
+    """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        rows, sums, steps, scale, weights, shift, out, blocks = args
+        rows, a, b, sums, steps, scale, weights, shift, out, blocks = args
         e, size = TileEmitter(builder), 4 * LANES
-        with _each(e, blocks, (sums, 1024), (scale, size), (shift, size), (out, size)) as (own, factor, offset, out):
-            factor, offset = e.load(factor, FLOATS), e.load(offset, FLOATS)
-            places = (own, 64), (out, 4 * CHANNEL_STRIDE), (steps, 4), (weights, 4)
+
+        def multiply(block: Any) -> None:
+            e.clear_tile(_FIRST)
+            e.load_tile(_V_CODES, e.at(b, block, 64 * _V_DEPTH), 64)
+            e.add_tile_product(_FIRST, _V_ROWS, _V_CODES)
+            e.store_tile(_FIRST, e.at(sums, block, 1024), 64)
+
+        e.load_tile(_V_ROWS, a, ROW_BYTES)
+        multiply(e.i64(0))
+        with e.loop(blocks) as block:
+            ahead = builder.add(block, e.i64(1))  # a product's latency is spent on the sums of the one before
+            with builder.if_then(builder.icmp_signed("<", ahead, blocks)):
+                multiply(ahead)
+            factor, offset = (e.load(e.at(x, block, size), FLOATS) for x in (scale, shift))
+            places = (
+                (e.at(sums, block, 1024), 64),
+                (e.at(out, block, size), 4 * CHANNEL_STRIDE),
+                (steps, 4),
+                (weights, 4),
+            )
             with _each(e, rows, *places) as (number, target, step, weight):
                 value = e.fma(e.splat(e.load(weight, F32)), offset, e.load(target, FLOATS))
                 scaled = builder.fmul(_number(e, number, e.at(number, rows, 64)), e.splat(e.load(step, F32)))
                 e.store(e.fma(scaled, factor, value), target)
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 8), generate
+    return types.void(*[types.int64] * 10), generate

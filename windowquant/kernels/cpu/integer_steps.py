@@ -13,14 +13,14 @@ from windowquant.kernels.cpu import table as t
 from windowquant.kernels.cpu.compiled import compiled
 from windowquant.kernels.cpu.integer import (
     CHUNK_CHANNELS,
-    add_sums,
+    add_values,
     k_products,
     prob_bytes,
     query_bytes,
     scores_of,
     shift_dots,
     spread_query,
-    v_products,
+    v_codes_as_bytes,
 )
 from windowquant.kernels.cpu.primitives import cleared, put
 from windowquant.kernels.cpu.steps import (
@@ -97,5 +97,16 @@ def add_integer_values(
     scale, shift = scales_of(block, block[t.ONES], kv, place, channels, work)
     planes, blocks = block[t.PLANES], block[t.BLOCKS]
     prob_bytes(rows, probs, work + STEP, work + PER_STEP, work + DOTS, work + A)
-    v_products(planes, address, stride, work + A, work + B, work + SUMS, blocks)
-    add_sums(rows, work + SUMS, work + STEP, scale, work + DOTS, shift, out, planes * blocks)
+    v_codes_as_bytes(planes, address, stride, work + B, blocks)
+    add_values(
+        rows,
+        work + A,
+        work + B,
+        work + SUMS,
+        work + STEP,
+        scale,
+        work + DOTS,
+        shift,
+        out,
+        planes * blocks,
+    )

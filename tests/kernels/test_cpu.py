@@ -26,6 +26,7 @@ from windowquant.core.quantizer import Granularity
 from windowquant.errors import UserError
 from windowquant.kernels import reference
 from windowquant.kernels.cpu import attention, compiled, table, threads
+from windowquant.kernels.cpu.amx import available
 from windowquant.kernels.cpu.attention import attend
 
 FLOATS, INTEGERS = 1e-5, 4e-4
@@ -35,10 +36,10 @@ FLOATS, INTEGERS = 1e-5, 4e-4
 @pytest.fixture(scope="module", params=[FLOATS, INTEGERS], ids=["floats", "integers"], autouse=True)
 def tolerance(request: pytest.FixtureRequest) -> Iterator[float]:
     """That of the products which are used meanwhile."""
-    if request.param == INTEGERS and not table.available():
+    if request.param == INTEGERS and not available():
         pytest.skip("the processor has no tiles for integers, or they may not be used")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(table, "available", lambda: request.param == INTEGERS)
+        patch.setattr(attention, "_by_integers", lambda q: request.param == INTEGERS)
         yield request.param
 
 

@@ -9,12 +9,18 @@ import torch
 
 from tests.kernels.build import Shape, build, causal, plain_attention, queries, relative_error
 from windowquant.core.quantizer import dequantize
-from windowquant.kernels.cpu import amx, integer, table
+from windowquant.kernels.cpu import amx, attention, integer
 from windowquant.kernels.cpu.attention import attend
 from windowquant.kernels.cpu.primitives import pointer
 
 tiles = pytest.mark.skipif(not amx.available(), reason="the processor has no tiles for integers")
 SHAPE = Shape(batch=2, group=7, channels=64, window=32, tail=3)
+
+
+@pytest.fixture(autouse=True)
+def integers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also for float32, whose own rounding hides no error."""
+    monkeypatch.setattr(attention, "_by_integers", lambda q: amx.available())
 
 
 @tiles
@@ -30,12 +36,22 @@ def test_every_width_and_number_of_rows(bits: int, channels: int, rows: int) -> 
 
 
 @tiles
-def test_integers_are_used_and_nearly_as_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("dtype", "used"), [(torch.float16, True), (torch.bfloat16, True), (torch.float32, False)])
+def test_integers_are_used_for_queries_of_16_bits(
+    dtype: torch.dtype, used: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    assert attention._by_integers(torch.zeros(1, dtype=dtype)) is used
+    monkeypatch.setattr(attention, "available", lambda: False)
+    assert not attention._by_integers(torch.zeros(1, dtype=dtype))
+
+
+@tiles
+def test_integers_are_nearly_as_exact_as_floats(monkeypatch: pytest.MonkeyPatch) -> None:
     case, q = build(SHAPE, (4, 2, 8)), queries(SHAPE, 1)
     by_integers = attend(q, case.layer, None, 0.2)
-    monkeypatch.setattr(table, "available", lambda: False)
-    by_floats = attend(q, build(SHAPE, (4, 2, 8)).layer, None, 0.2)
-    assert 0 < relative_error(by_integers, by_floats.double()) < 4e-4
+    monkeypatch.setattr(attention, "_by_integers", lambda q: False)
+    assert 0 < relative_error(by_integers, attend(q, case.layer, None, 0.2).double()) < 4e-4
 
 
 @tiles

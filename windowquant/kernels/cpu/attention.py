@@ -35,10 +35,10 @@ def attend(q: Tensor, layer: PackedLayer, mask: Tensor | None, scaling: float) -
     multiple of 32 tokens, and a head_dim whose rows of codes are multiples of 16 bytes. Elsewhere a tile is copied and
     padded, or scales are applied one by one; a mask is gathered into stored order, float32 [B or 1, Tq, T].
 
-    Where the processor multiplies tiles of bytes (AMX), groups of window_channel in such rows are multiplied so:
-    queries, times a window's scale, and probabilities are rounded to 16 bits (`integer`), and sums are exact. The
-    result is off by about 1e-4 of its largest value, instead of 1e-6; queries for which scores would be off by more
-    than 5e-4 are multiplied as floats.
+    Queries of 16 bits are multiplied as integers, in groups of window_channel and such rows, where the processor
+    multiplies tiles of bytes (AMX): queries, times a window's scale, and probabilities are rounded to 16 bits
+    (`integer`), and sums are exact. The result is off by about 1e-4 of its largest value, which is less than by the
+    rounding of such queries; those for which scores would be off by more than 5e-4 are multiplied as floats.
 
     Uses as many threads as torch, and is safe to call from several. Compiled at the first call for a kv dtype and a
     number of query rows that share a KV head (as 1, 4, 7 or 8 at a time), which takes some 5 s; the result is kept on
@@ -70,11 +70,16 @@ def attend(q: Tensor, layer: PackedLayer, mask: Tensor | None, scaling: float) -
         batch * heads, heads, channels,
         *((0, 0) if bias is None else (bias.data_ptr(), 4 * bias.stride(0) if len(bias) > 1 else 0)),
         scaled, scaled + each, _workspace(parts), out.data_ptr(),
-        integer.CONFIGS[at_once].ctypes.data if available() else 0, scaled + 2 * each,
+        integer.CONFIGS[at_once].ctypes.data if _by_integers(q) else 0, scaled + 2 * each,
     )
     # fmt: on
     run(attend_parts(at_once, NUMPY_KINDS[layer.fp_k.dtype]).address, ctypes.addressof(job), parts)
     return out.to(q.dtype)
+
+
+def _by_integers(q: Tensor) -> bool:
+    """Whether products may be those of integers."""
+    return q.dtype != torch.float32 and available()
 
 
 @lru_cache

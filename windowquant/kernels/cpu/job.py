@@ -26,7 +26,7 @@ PADDED_ROWS, CHANNEL_STRIDE]."""
 WORK, OUT = 19, 20
 """Addresses of PARTS times WORKSPACE bytes, and of the result, float32 [B * H, ROWS, CHANNELS]."""
 TILES_CONFIG = 21
-"""Address of what tiles are to be like, 0 if none are used."""
+"""Address of what tiles are to be like, 0 if products are not to be those of integers."""
 SPREAD = 22
 """Address of the queries as `integer` takes them, and of their steps, in the way of SCALED."""
 SIZE = 23

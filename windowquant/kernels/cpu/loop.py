@@ -70,10 +70,19 @@ def _score(
 
 @inlined
 def _add(
-    rows: Any, kv: Any, block: Any, place: Any, count: int, out: int, channels: int, probs: int, work: int
+    rows: Any,
+    kv: Any,
+    integers: int,
+    block: Any,
+    place: Any,
+    count: int,
+    out: int,
+    channels: int,
+    probs: int,
+    work: int,
 ) -> None:
     """Add the values of a tile to the output."""
-    if TILES and block[t.ONES]:
+    if TILES and integers and block[t.ONES]:
         add_integer_values(len(rows), kv, block, place, count, out, channels, probs, work)
         return
     address, stride = steps.tile_rows(block, place, count, False, work)
@@ -100,6 +109,7 @@ def _add(
 def _chunk(
     rows: Any,
     kv: Any,
+    integers: int,
     segment: Any,
     batch: int,
     head: int,
@@ -126,7 +136,7 @@ def _chunk(
     for tile in range(tiles):
         window, token, _, count = _tile_at(segment, first + tile, tokens)
         probs = work + SCORES + 4 * TOKENS * tile
-        _add(rows, kv, v, (batch, head, window, token), count, out, channels, probs, work)
+        _add(rows, kv, integers, v, (batch, head, window, token), count, out, channels, probs, work)
 
 
 @inlined
@@ -143,7 +153,7 @@ def _part(rows: Any, kv: Any, job: Any, part: int) -> None:
             segment = table[segment_index]
             tile, end = max(low, segment[t.FIRST_TILE]), min(high, segment[t.FIRST_TILE] + segment[t.TILES])
             spread = np.int64(0)
-            if TILES and tile < end and segment[t.K + t.LARGEST]:
+            if TILES and job[j.TILES_CONFIG] and tile < end and segment[t.K + t.LARGEST]:
                 spread = queries_spread(job, segment[t.K : t.V], index, part, work)
             while tile < end:
                 tiles = min(CHUNK, end - tile)
@@ -151,6 +161,7 @@ def _part(rows: Any, kv: Any, job: Any, part: int) -> None:
                     _chunk(
                         rows,
                         kv,
+                        job[j.TILES_CONFIG],
                         segment,
                         batch,
                         index % job[j.HEADS],

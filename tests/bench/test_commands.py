@@ -66,7 +66,8 @@ def check_kernel_rows(rows: list[dict[str, Any]]) -> None:
     by_name = {(row["contender"], row["dtype"]): row["needed_bytes"] for row in rows if row["visual_tokens"] == 64}
     elements = 2 * 2 * 8 * (8 + 64 + 24)  # K and V, heads, channels, tokens
     assert by_name["SDPA as transformers calls it", "float32"] == 4 * elements
-    assert by_name["windowquant fp16", "float32"] == 2 * elements
+    assert by_name["windowquant fp16", "float32"] == 2 * elements  # stored in float16
+    assert {dtype for name, dtype in by_name if name == "windowquant paper"} == {"float32", "bfloat16"}
     windows, text = 2 * 2 * 8 * 64, 2 * 2 * 8 * 32
     assert by_name["windowquant int2", "float32"] == windows * 2 // 8 + windows * 4 // 32 + 2 * text
 
@@ -122,9 +123,7 @@ def test_decode_writes_a_record_tables_and_figures(call: Run, tmp_path: Path, mo
 
 
 def test_the_gpu_benchmark_takes_the_same_path_on_another_device() -> None:
-    sections = gpu_sections(
-        composed("bench_gpu", [*KERNELS, *DECODE, "kernels.sdpa_dtypes=[float32]"]), torch.device("cpu")
-    )
+    sections = gpu_sections(composed("bench_gpu", [*KERNELS, *DECODE, "kernels.dtypes=[float32]"]), torch.device("cpu"))
     assert {"bandwidth", "kernels", "decode", "attention", "packing", "search", "overhead"} == set(sections)
     assert all("skipped" not in row for row in sections["decode"])
 
@@ -143,7 +142,8 @@ def test_the_gpu_benchmark_without_a_gpu_says_so(call: Run, tmp_path: Path, capf
         ("kernels", "kernels.shapes=[gpt]", "There is no model shape 'gpt': the known ones are llava_onevision_0_5b"),
         ("kernels", "kernels.mixes=[int3]", "There is no mix of bit-widths 'int3'"),
         ("kernels", "kernels.contexts=[8]", "contexts must name numbers of visual tokens, 32"),
-        ("kernels", "kernels.dtype=int8", "dtype is 'int8'; use one of float32, bfloat16, float16."),
+        ("kernels", "kernels.dtypes=[float32,int8]", "dtype is 'int8'; use one of float32, bfloat16, float16."),
+        ("kernels", "kernels.dtypes=[]", "dtypes is empty; give a list"),
         ("kernels", "kernels.threads=[]", "threads is []"),
         ("kernels", "kernels.rounds=0", "rounds is 0; give a whole number, 1 or more."),
         ("kernels", "kernels.rouns=1", "rouns"),

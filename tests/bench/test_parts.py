@@ -116,6 +116,7 @@ def test_targets_of_attention_are_ratios_of_medians() -> None:
         _row("windowquant paper", 3.0, count=1),
         _row("windowquant paper", 8.4, tokens=65536),
         _row("windowquant paper, step", 2.5),
+        _row("windowquant paper", 1.5, "bfloat16"),
         _row("SDPA as transformers calls it", 30.0, "bfloat16"),
         _row("SDPA as transformers calls it", 7.0),
         _row("QuantizedCache hf_quanto, step", 50.0),
@@ -123,11 +124,11 @@ def test_targets_of_attention_are_ratios_of_medians() -> None:
     ]
     found = {(t.what, t.threads): (round(t.value, 3), t.reached) for t in kernel_targets({"kernels": rows})}
     assert found == {
-        ("attention: SDPA as transformers calls it, bfloat16, over ours", 2): (15.0, True),
+        ("attention: SDPA as transformers calls it, bfloat16, over ours", 2): (20.0, True),
         ("attention: SDPA as transformers calls it, float32, over ours", 2): (3.5, False),
         ("step: QuantizedCache (quanto INT4) over ours", 2): (20.0, True),
-        ("attention: time of 65,536 tokens over four times that of 16,384", 2): (1.05, True),
-        ("attention: time of 1 thread over that of 2", 2): (1.5, False),
+        ("attention, float32: time of 65,536 tokens over four times that of 16,384", 2): (1.05, True),
+        ("attention, float32: time of 1 thread over that of 2", 2): (1.5, False),
     }
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,8 +29,8 @@ from windowquant.kernels import get_backend
 class KernelSettings:
     """What to measure.
 
-    shapes, mixes: names in `shapes`. contexts: visual tokens, cut to whole windows. dtype: what the model runs in, of
-    our queries. sdpa_dtypes: of the unquantized contenders. threads: counts, one after the other (a GPU ignores them).
+    shapes, mixes: names in `shapes`. contexts: visual tokens, cut to whole windows. dtypes: what models run in; with
+    the first only, `QuantizedCache` is measured. threads: counts, one after the other (a GPU ignores them).
     max_bytes: a context whose float32 K and V take more in a layer is left out, with a row that says so. stock_up_to:
     visual tokens up to which `QuantizedCache` is measured, for quantizing takes it minutes. rounds, budget_s: see
     `timing.interleaved`. copy_mebibytes: see `bandwidth.copy_bandwidth`.
@@ -39,8 +39,7 @@ class KernelSettings:
     shapes: Sequence[str]
     contexts: Sequence[int]
     mixes: Sequence[str]
-    dtype: str
-    sdpa_dtypes: Sequence[str]
+    dtypes: Sequence[str]
     threads: Sequence[int]
     batch: int
     window: int
@@ -56,6 +55,10 @@ class KernelSettings:
             text_shape(name)
         for name in self.mixes:
             mix(name)
+        for name in self.dtypes:
+            dtype_of(name)
+        if not self.dtypes:
+            raise UserError("dtypes is empty; give a list, such as [float32,bfloat16].")
         if not self.shapes or not self.contexts or min(self.contexts) < self.window:
             raise UserError(f"contexts must name numbers of visual tokens, {self.window} (one window) or more.")
 
@@ -84,7 +87,7 @@ def _cell(
     settings: KernelSettings, name: str, visual: int, device: torch.device, copied: dict[int, float]
 ) -> list[dict[str, Any]]:
     shape = text_shape(name)
-    cell = Cell(shape, visual, settings.window, settings.batch, dtype_of(settings.dtype), device, settings.backend)
+    cell = Cell(shape, visual, settings.window, settings.batch, dtype_of(settings.dtypes[0]), device, settings.backend)
     about = {"shape": name, "visual_tokens": visual, "batch": settings.batch}
     size = 8 * cell.batch * shape.kv_heads * shape.channels * cell.tokens
     if size > settings.max_bytes:
@@ -109,14 +112,15 @@ def _cell(
 
 
 def _contenders(settings: KernelSettings, cell: Cell, undo: ExitStack) -> Iterator[Contender]:
-    for name in settings.mixes:
-        yield from ours(cell, name)
-    yield ours_step(cell, "paper" if "paper" in settings.mixes else settings.mixes[0])
-    for name in settings.sdpa_dtypes:
-        yield from sdpa(cell, dtype_of(name))
-        yield dynamic(cell, dtype_of(name))
+    for dtype in map(dtype_of, settings.dtypes):
+        own = replace(cell, dtype=dtype)
+        for name in settings.mixes:
+            yield from ours(own, name)
+        yield ours_step(own, "paper" if "paper" in settings.mixes else settings.mixes[0])
+        yield from sdpa(cell, dtype)
+        yield dynamic(cell, dtype)
         if cell.device.type == "cuda":
-            yield from flash_and_flex(cell, dtype_of(name))
+            yield from flash_and_flex(cell, dtype)
     if cell.visual <= settings.stock_up_to:
         for name in STOCK:
             yield stock_quantized(cell, name, undo)

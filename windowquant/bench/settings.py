@@ -22,9 +22,6 @@ def plain(cfg: DictConfig) -> dict[str, Any]:
 def kernel_settings(cfg: DictConfig) -> KernelSettings:
     """From the part `kernels`; UserError for a value that cannot be."""
     own = plain(cfg)
-    dtype_of(own["dtype"])
-    for name in own["sdpa_dtypes"]:
-        dtype_of(name)
     _check_counts(own, "rounds", "batch", "window", "copy_mebibytes")
     _check_threads(own["threads"])
     return KernelSettings(**own)

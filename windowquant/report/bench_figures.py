@@ -14,6 +14,7 @@ KERNEL_LINES = (
     ("windowquant int8", "float32"),
     ("windowquant fp16", "float32"),
     ("windowquant paper", "float32"),
+    ("windowquant paper", "bfloat16"),
     ("unfused", "float32"),
     ("SDPA as transformers calls it", "bfloat16"),
     ("SDPA as transformers calls it", "float32"),
@@ -21,7 +22,7 @@ KERNEL_LINES = (
     ("SDPA, query group as rows", "float32"),
     ("QuantizedCache hf_quanto, step", "float32"),
 )
-_COLOURS = ("C0", "C1", "C2", "C3", "C4", "C5", "C6", "C7", "C8", "C9", "black")
+_COLOURS = ("C0", "C1", "C2", "C3", "C4", "C5", "C6", "C7", "C8", "C9", "black", "gray")
 
 
 def kernel_figure(title: str, rows: Sequence[Row]) -> Figure:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from windowquant.report.bench_rows import measured, median, most_threads
+from windowquant.report.bench_rows import Row, measured, median, most_threads
 
 HEADS, TOKENS = "llava_onevision_7b", 16384
 """4 KV heads x 7 query heads, D 128."""
@@ -33,17 +33,18 @@ def kernel_targets(record: Mapping[str, Any]) -> Iterator[Target]:
     rows = measured(record["kernels"], shape=HEADS, visual_tokens=TOKENS)
     for count in sorted({row["threads"] for row in rows}):
         own = [row for row in rows if row["threads"] == count]
-        ours = median(own, contender=OURS)
-        for contender, dtype, wanted in (
+        for contender, dtype, wanted in (  # ours in the same dtype
             (STOCK, "bfloat16", 10.0),
             (STOCK, "float32", 4.0),
             (ROWS, "float32", 1.5),
             (ROWS, "bfloat16", 1.5),
         ):
-            other = median(own, contender=contender, dtype=dtype)
+            ours, other = (median(own, contender=name, dtype=dtype) for name in (OURS, contender))
             if ours and other:
                 yield Target(f"attention: {contender}, {dtype}, over ours", count, wanted, other / ours)
-        step, quanto = median(own, contender=STEP), median(own, contender="QuantizedCache hf_quanto, step")
+        quantos = measured(own, contender="QuantizedCache hf_quanto, step")
+        step = median(own, contender=STEP, dtype=quantos[0]["dtype"]) if quantos else None
+        quanto = median(quantos)
         if step and quanto:
             yield Target("step: QuantizedCache (quanto INT4) over ours", count, 20.0, quanto / step)
     yield from _scaling(record)
@@ -51,17 +52,21 @@ def kernel_targets(record: Mapping[str, Any]) -> Iterator[Target]:
 
 def _scaling(record: Mapping[str, Any]) -> Iterator[Target]:
     """Four times the tokens should take at most a little more than four times as long; two threads about half."""
-    rows = measured(record["kernels"], shape=HEADS, contender=OURS)
+    for dtype in ("float32", "bfloat16"):
+        yield from _scaling_in(dtype, measured(record["kernels"], shape=HEADS, contender=OURS, dtype=dtype))
+
+
+def _scaling_in(dtype: str, rows: list[Row]) -> Iterator[Target]:
     most = most_threads(rows)
     for count in sorted({row["threads"] for row in rows}):
         short = median(rows, visual_tokens=TOKENS, threads=count)
         long = median(rows, visual_tokens=4 * TOKENS, threads=count)
         if short and long:
-            yield Target("attention: time of 65,536 tokens over four times that of 16,384", count, 1.15,
-                         long / short / 4, most=True)  # fmt: skip
+            what = f"attention, {dtype}: time of 65,536 tokens over four times that of 16,384"
+            yield Target(what, count, 1.15, long / short / 4, most=True)
     one, all_ = (median(rows, visual_tokens=TOKENS, threads=count) for count in (1, most))
     if most > 1 and one and all_:
-        yield Target(f"attention: time of 1 thread over that of {most}", most, 0.85 * most, one / all_)
+        yield Target(f"attention, {dtype}: time of 1 thread over that of {most}", most, 0.85 * most, one / all_)
 
 
 def decode_targets(record: Mapping[str, Any]) -> Iterator[Target]:

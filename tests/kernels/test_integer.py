@@ -28,7 +28,7 @@ def integers(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("channels", [32, 64, 96, 128, 256])
 @pytest.mark.parametrize("bits", [8, 4, 2, 1])
 def test_every_width_and_number_of_rows(bits: int, channels: int, rows: int) -> None:
-    """Also head_dims that do not fill a tile, and those that a row of codes is too short for."""
+    """Also where a head_dim does not fill tiles, or a row of codes is too short: floats are multiplied there."""
     shape = replace(SHAPE, group=rows, channels=channels)
     case, q = build(shape, (bits,) * 5), queries(shape, 1)
     expected = plain_attention(q, case, causal(1, case.k.shape[2]), channels**-0.5)

@@ -18,7 +18,7 @@ from numba.extending import intrinsic
 
 from windowquant.kernels.cpu.amx import CONFIGURATION, TileEmitter, configuration
 from windowquant.kernels.cpu.emit import BYTES, F32, FLOATS, I8, I32, I64, LANES, WORDS
-from windowquant.kernels.cpu.kinds import CHANNEL_STRIDE, MAX_CHANNELS, TOKEN_STRIDE, TOKENS
+from windowquant.kernels.cpu.kinds import AHEAD, CHANNEL_STRIDE, KINDS, MAX_CHANNELS, TOKEN_STRIDE, TOKENS
 from windowquant.kernels.cpu.tiles import prefetch, token_words
 
 STEPS = 32512.0
@@ -106,10 +106,11 @@ def _each(e: TileEmitter, count: Any, *places: tuple[Any, int]) -> Iterator[list
         yield [e.at(address, index, step) for address, step in places]
 
 
-def _dealt(e: TileEmitter, address: Any) -> list[Any]:
-    """64 floats as four vectors: vector i holds those whose index is i modulo 4."""
+def _dealt(e: TileEmitter, address: Any, kind: str = "float32") -> list[Any]:
+    """64 values as four vectors of floats: vector i holds those whose index is i modulo 4."""
     even, odd = range(0, 2 * LANES, 2), range(1, 2 * LANES, 2)
-    parts = [e.load(address, FLOATS, 4 * LANES * part) for part in range(4)]
+    size = LANES * (4 if kind == "float32" else 2)
+    parts = [e.load_values(e.builder.add(address, e.i64(size * part)), kind) for part in range(4)]
     pairs = [[e.shuffle(parts[i], parts[i + 1], lanes) for i in (0, 2)] for lanes in (even, odd)]
     return [e.shuffle(pairs[i % 2][0], pairs[i % 2][1], odd if i >= 2 else even) for i in range(4)]
 
@@ -141,26 +142,40 @@ def spread_query(typing: Any, q: Any, largest: Any, target: Any, chunks: Any) ->
 
 
 @intrinsic
-def query_bytes(typing: Any, rows: Any, q: Any, scale: Any, a: Any, chunks: Any) -> Any:
-    """Bytes of q[row] * scale, for queries of `spread_query`."""
+def query_bytes(
+    typing: Any, kv: Any, rows: Any, q: Any, scale: Any, shift: Any, factor: Any, a: Any, dots: Any, chunks: Any
+) -> Any:
+    """Bytes of q[row] * scale, for queries of `spread_query`, and q[row] . shift * factor, as 16 sums of parts of it.
+
+    scale, shift: as stored, those of other windows following them. dots: float32 [rows, 16].
+    """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        rows, q, scale, a, chunks = args
-        e = TileEmitter(builder)
-        size = 4 * CHUNK_CHANNELS
-        with _each(e, chunks, (q, size), (scale, size), (a, CHUNK_CHANNELS)) as (q, scale, a):
-            factors = _dealt(e, scale)
-            with _each(e, rows, (q, 4 * CHANNEL_STRIDE), (a, ROW_BYTES)) as (row, out):
-                numbers = [
-                    e.fma(e.load(row, FLOATS, 4 * LANES * part), factor, e.floats(_WHOLE))
-                    for part, factor in enumerate(factors)
-                ]
-                high, low = _two_bytes(e, numbers)
+        _, rows, q, scale, shift, factor, a, dots, chunks = args
+        e, kind = TileEmitter(builder), KINDS[kv.dtype]
+        size, row_size = CHUNK_CHANNELS * (4 if kind == "float32" else 2), 4 * CHUNK_CHANNELS
+        factor = e.splat(factor)
+        with _each(e, rows, (dots, 64)) as (total,):
+            e.store(e.floats(0.0), total, 0, 64)
+        places = (q, row_size), (scale, size), (shift, size), (a, CHUNK_CHANNELS)
+        with _each(e, chunks, *places) as (q, scale, shift, a):
+            for values in (scale, shift):
+                e.prefetch(e.at(values, chunks, AHEAD * size), size // 64)
+            factors, shifts = (_dealt(e, values, kind) for values in (scale, shift))
+            shifts = [builder.fmul(values, factor) for values in shifts]
+            with _each(e, rows, (q, 4 * CHANNEL_STRIDE), (a, ROW_BYTES), (dots, 64)) as (row, out, total):
+                own = [e.load(row, FLOATS, 4 * LANES * part) for part in range(4)]
+                high, low = _two_bytes(e, [e.fma(x, y, e.floats(_WHOLE)) for x, y in zip(own, factors, strict=True)])
                 e.store(high, out, 0, 64)
                 e.store(low, e.at(out, rows, ROW_BYTES), 0, 64)
+                dot = e.load(total, FLOATS)
+                for x, y in zip(own, shifts, strict=True):
+                    dot = e.fma(x, y, dot)
+                e.store(dot, total)
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 5), generate
+    numbers = [types.int64] * 4
+    return types.void(kv, *numbers, types.float32, *numbers[1:]), generate
 
 
 @intrinsic
@@ -247,35 +262,19 @@ def _number(e: TileEmitter, high: Any, low: Any) -> Any:
 
 @intrinsic
 def scores_of(typing: Any, rows: Any, sums: Any, steps: Any, dots: Any, scores: Any) -> Any:
-    """scores[row, token] = sums[row, token] * steps[row] + dots[row]; steps lie as far apart as rows of queries."""
+    """scores[row, token] = (sums[row, token] + dots[row]) * steps[row]; steps lie as far apart as rows of queries."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         rows, sums, steps, dots, scores = args
         e = TileEmitter(builder)
-        places = (sums, 4 * TOKENS), (steps, 4 * CHANNEL_STRIDE), (dots, 4), (scores, 4 * TOKEN_STRIDE)
+        places = (sums, 4 * TOKENS), (steps, 4 * CHANNEL_STRIDE), (dots, 64), (scores, 4 * TOKEN_STRIDE)
         with _each(e, rows, *places) as (own, step, dot, out):
-            factor, shift = e.splat(e.load(step, F32)), e.splat(e.load(dot, F32))
+            factor = e.splat(e.load(step, F32))
+            shift = e.splat(e.reduce(e.load(dot, FLOATS), builder.fadd))
             low = e.at(own, rows, 4 * TOKENS)
             for part in range(2):
                 number = _number(e, *(builder.add(x, e.i64(64 * part)) for x in (own, low)))
-                e.store(e.fma(number, factor, shift), out, 64 * part, 64)
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 5), generate
-
-
-@intrinsic
-def shift_dots(typing: Any, rows: Any, q: Any, shift: Any, dots: Any, blocks: Any) -> Any:
-    """dots[row] = q[row] . shift, for `blocks` * 16 channels."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        rows, q, shift, dots, blocks = args
-        e = TileEmitter(builder)
-        with _each(e, rows, (q, 4 * CHANNEL_STRIDE), (dots, 4)) as (row, out):
-            total = e.variable(e.floats(0.0))
-            with _each(e, blocks, (row, 4 * LANES), (shift, 4 * LANES)) as (x, y):
-                e.add_product(total, e.load(x, FLOATS), e.load(y, FLOATS))
-            e.store(e.reduce(builder.load(total), builder.fadd), out)
+                e.store(builder.fmul(builder.fadd(number, shift), factor), out, 64 * part, 64)
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 5), generate
@@ -311,9 +310,21 @@ def v_codes_as_bytes(typing: Any, planes: Any, codes: Any, stride: Any, b: Any, 
     return types.void(*[types.int64] * 5), generate
 
 
+def _add_sums(
+    e: TileEmitter, rows: Any, sums: Any, steps: Any, factors: Any, weights: Any, shifts: Any, out: Any
+) -> None:
+    """16 channels of `add_values`."""
+    places = (sums, 64), (out, 4 * CHANNEL_STRIDE), (steps, 4), (weights, 4)
+    with _each(e, rows, *places) as (number, target, step, weight):
+        value = e.fma(e.splat(e.load(weight, F32)), shifts, e.load(target, FLOATS))
+        scaled = e.builder.fmul(_number(e, number, e.at(number, rows, 64)), e.splat(e.load(step, F32)))
+        e.store(e.fma(scaled, factors, value), target)
+
+
 @intrinsic
 def add_values(
     typing: Any,
+    kv: Any,
     rows: Any,
     a: Any,
     b: Any,
@@ -322,17 +333,20 @@ def add_values(
     scale: Any,
     weights: Any,
     shift: Any,
+    factor: Any,
     out: Any,
     blocks: Any,
 ) -> Any:
-    """out[row] += (sum over 32 tokens of a[row, token] * b[token]) * steps[row] * scale + weights[row] * shift.
+    """out[row] += sums[row] * steps[row] * scale + weights[row] * shift * factor, for `blocks` * 16 channels.
 
-    For `blocks` * 16 channels, whose sums are kept in `sums` meanwhile (int32 [blocks, 2 * rows, 16]).
+    sums: of a[row, token] * b[token] over 32 tokens, written here (int32 [blocks, 2 * rows, 16]). scale, shift: as in
+    `query_bytes`.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        rows, a, b, sums, steps, scale, weights, shift, out, blocks = args
-        e, size = TileEmitter(builder), 4 * LANES
+        _, rows, a, b, sums, steps, scale, weights, shift, factor, out, blocks = args
+        e, kind = TileEmitter(builder), KINDS[kv.dtype]
+        size, own_factor = LANES * (4 if kind == "float32" else 2), e.splat(factor)
 
         def multiply(block: Any) -> None:
             e.clear_tile(_FIRST)
@@ -346,17 +360,13 @@ def add_values(
             ahead = builder.add(block, e.i64(1))  # a product's latency is spent on the sums of the one before
             with builder.if_then(builder.icmp_signed("<", ahead, blocks)):
                 multiply(ahead)
-            factor, offset = (e.load(e.at(x, block, size), FLOATS) for x in (scale, shift))
-            places = (
-                (e.at(sums, block, 1024), 64),
-                (e.at(out, block, size), 4 * CHANNEL_STRIDE),
-                (steps, 4),
-                (weights, 4),
-            )
-            with _each(e, rows, *places) as (number, target, step, weight):
-                value = e.fma(e.splat(e.load(weight, F32)), offset, e.load(target, FLOATS))
-                scaled = builder.fmul(_number(e, number, e.at(number, rows, 64)), e.splat(e.load(step, F32)))
-                e.store(e.fma(scaled, factor, value), target)
+            places = [e.at(values, block, size) for values in (scale, shift)]
+            for place in places:
+                e.prefetch(e.at(place, blocks, AHEAD * size), 1)
+            factors, shifts = (e.load_values(place, kind) for place in places)
+            target, shifts = e.at(out, block, 4 * LANES), builder.fmul(shifts, own_factor)
+            _add_sums(e, rows, e.at(sums, block, 1024), steps, factors, weights, shifts, target)
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 10), generate
+    numbers = [types.int64] * 8
+    return types.void(kv, *numbers, types.float32, *numbers[:2]), generate

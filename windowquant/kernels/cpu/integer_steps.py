@@ -18,22 +18,21 @@ from windowquant.kernels.cpu.integer import (
     prob_bytes,
     query_bytes,
     scores_of,
-    shift_dots,
     spread_query,
     v_codes_as_bytes,
 )
-from windowquant.kernels.cpu.primitives import cleared, put
+from windowquant.kernels.cpu.primitives import number, put
 from windowquant.kernels.cpu.steps import (
     DOTS,
+    PARTS,
     PER_STEP,
     ROW,
-    SCALE,
     STEP,
     SUMS,
     TOP,
     A,
     B,
-    scales_of,
+    group_of,
     tile_rows,
 )
 
@@ -42,18 +41,16 @@ _ERROR = 5e-4
 
 
 @compiled
-def queries_spread(job: Any, block: Any, head: int, part: int, work: int) -> Any:
+def queries_spread(job: Any, block: Any, head: int, part: int) -> Any:
     """Address of a head's queries in steps for the tiles of a segment, and their steps; 0 if these are too coarse.
 
     A product with a scale is off by a third of a step or so, and a score by what comes of all channels.
     """
     channels, place = job[j.CHANNELS], j.piece(job, head, part)
-    q, spread, chunks = job[j.SCALED] + place, job[j.SPREAD] + place, _chunks(channels)
-    largest = block[t.LARGEST] + 4 * CHUNK_CHANNELS * chunks * head
-    cleared(work + SCALE, ROW // 64)
+    q, spread, largest = job[j.SCALED] + place, job[j.SPREAD] + place, block[t.LARGEST] + 4 * channels * head
     worst = np.float32(0)
     for row in range(job[j.PADDED_ROWS]):
-        step = spread_query(q + ROW * row, largest, spread + ROW * row, chunks)
+        step = spread_query(q + ROW * row, largest, spread + ROW * row, channels // CHUNK_CHANNELS)
         put(spread + ROW * row + TOP, step)
         worst = max(worst, step)
     error = worst * ((1 << block[t.BITS]) - 1) * math.sqrt(channels) / 6
@@ -61,52 +58,37 @@ def queries_spread(job: Any, block: Any, head: int, part: int, work: int) -> Any
 
 
 @compiled
-def _chunks(channels: int) -> int:
-    return (channels + CHUNK_CHANNELS - 1) // CHUNK_CHANNELS
-
-
-@compiled
 def integer_scores(
-    rows: int,
-    kv: Any,
-    block: Any,
-    place: Any,
-    count: int,
-    q: int,
-    spread: int,
-    channels: int,
-    scores: int,
-    work: int,
+    rows: int, kv: Any, block: Any, place: Any, count: int, spread: int, channels: int, scores: int, work: int
 ) -> None:
     """Scores of a tile."""
     address, stride = tile_rows(block, place, count, True, work)
-    scale, shift = scales_of(block, block[t.ONES], kv, place, channels, work)
-    planes, blocks, chunks = block[t.PLANES], block[t.BLOCKS], _chunks(channels)
-    query_bytes(rows, spread, scale, work + A, chunks)
-    k_products(planes, address, stride, work + A, work + B, work + SUMS, blocks, chunks)
-    shift_dots(rows, q, shift, work + DOTS, planes * blocks)
-    scores_of(rows, work + SUMS, spread + TOP, work + DOTS, scores)
+    group, factor = group_of(block, place), number(block[t.SHIFT_FACTORS])
+    scale, shift, chunks = block[t.SCALE] + group, block[t.SHIFT] + group, channels // CHUNK_CHANNELS
+    query_bytes(kv, rows, spread, scale, shift, factor, work + A, work + PARTS, chunks)
+    k_products(block[t.PLANES], address, stride, work + A, work + B, work + SUMS, block[t.BLOCKS], chunks)
+    scores_of(rows, work + SUMS, spread + TOP, work + PARTS, scores)
 
 
 @compiled
-def add_integer_values(
-    rows: int, kv: Any, block: Any, place: Any, count: int, out: int, channels: int, probs: int, work: int
-) -> None:
+def add_integer_values(rows: int, kv: Any, block: Any, place: Any, count: int, out: int, probs: int, work: int) -> None:
     """Add the values of a tile to the output."""
     address, stride = tile_rows(block, place, count, True, work)
-    scale, shift = scales_of(block, block[t.ONES], kv, place, channels, work)
+    group, factor = group_of(block, place), number(block[t.SHIFT_FACTORS])
     planes, blocks = block[t.PLANES], block[t.BLOCKS]
     prob_bytes(rows, probs, work + STEP, work + PER_STEP, work + DOTS, work + A)
     v_codes_as_bytes(planes, address, stride, work + B, blocks)
     add_values(
+        kv,
         rows,
         work + A,
         work + B,
         work + SUMS,
         work + STEP,
-        scale,
+        block[t.SCALE] + group,
         work + DOTS,
-        shift,
+        block[t.SHIFT] + group,
+        factor,
         out,
         planes * blocks,
     )

@@ -51,14 +51,14 @@ def _score(
 ) -> None:
     """Scores of a tile; spread: 0 if its products cannot be those of integers."""
     if TILES and spread:
-        integer_scores(len(rows), kv, block, place, count, q, spread, channels, scores, work)
+        integer_scores(len(rows), kv, block, place, count, spread, channels, scores, work)
         return
     address, stride = steps.tile_rows(block, place, count, True, work)
     planes, blocks, size = block[t.PLANES], block[t.BLOCKS], len(rows)
     if block[t.BITS] == 16:
         k_values(rows, kv, address, stride, q, scores, blocks)
         return
-    scale, shift = steps.scales_of(block, block[t.FACTORS], kv, place, channels, work)
+    scale, shift = steps.scales_of(block, kv, place, channels, work)
     queries = steps.queries_in_planes(size, block, q, channels, work)
     scaled_queries(rows, queries, scale, shift, work + QUERIES, work + DOTS, planes * blocks)
     k_codes(rows, address, stride, work + QUERIES, scores, planes, blocks, block[t.BITS])
@@ -82,15 +82,15 @@ def _add(
     work: int,
 ) -> None:
     """Add the values of a tile to the output."""
-    if TILES and integers and block[t.ONES]:
-        add_integer_values(len(rows), kv, block, place, count, out, channels, probs, work)
+    if TILES and integers and block[t.INTEGERS]:
+        add_integer_values(len(rows), kv, block, place, count, out, probs, work)
         return
     address, stride = steps.tile_rows(block, place, count, False, work)
     planes, blocks, size = block[t.PLANES], block[t.BLOCKS], len(rows)
     if block[t.BITS] == 16:
         v_values(rows, kv, address, stride, count, probs, out, blocks)
         return
-    scale, shift = steps.scales_of(block, block[t.FACTORS], kv, place, channels, work)
+    scale, shift = steps.scales_of(block, kv, place, channels, work)
     if block[t.TOKEN_GROUPS]:
         steps.weight_probs(size, kv, block, steps.group_of(block, place), count, probs, work)
         probs = work + WEIGHTED
@@ -153,8 +153,8 @@ def _part(rows: Any, kv: Any, job: Any, part: int) -> None:
             segment = table[segment_index]
             tile, end = max(low, segment[t.FIRST_TILE]), min(high, segment[t.FIRST_TILE] + segment[t.TILES])
             spread = np.int64(0)
-            if TILES and job[j.TILES_CONFIG] and tile < end and segment[t.K + t.LARGEST]:
-                spread = queries_spread(job, segment[t.K : t.V], index, part, work)
+            if TILES and job[j.TILES_CONFIG] and tile < end and segment[t.K + t.INTEGERS]:
+                spread = queries_spread(job, segment[t.K : t.V], index, part)
             while tile < end:
                 tiles = min(CHUNK, end - tile)
                 for row in range(0, padded, len(rows)):

@@ -49,7 +49,8 @@ WEIGHTED = DOTS + 64
 COPY = WEIGHTED + ROWS * SCORE_ROW
 STEP = COPY + TOKENS * ROW
 PER_STEP = STEP + 64
-A = PER_STEP + 64
+PARTS = PER_STEP + 64
+A = PARTS + ROWS * 64
 B = A + A_BYTES
 SUMS = B + B_BYTES
 WORKSPACE = SUMS + SUMS_BYTES
@@ -85,25 +86,24 @@ def _in_planes(block: Any, channel: int, channels: int) -> int:
 
 
 @compiled
-def scales_of(block: Any, factors: int, kv: Any, place: Any, channels: int, work: int) -> Any:
-    """Addresses of a window's scale, times `factors` (which undo the codes' powers of two), and shift, float32 in
-    planes.
+def scales_of(block: Any, kv: Any, place: Any, channels: int, work: int) -> Any:
+    """Addresses of a window's scale, times what undoes the codes' powers of two, and shift, float32 in planes.
 
-    With a scale per token, what is left: the factors, and that of the shift.
+    With a scale per token, what is left: the powers of two, and the factor of the shift.
     """
     if block[t.TOKEN_GROUPS]:
-        return factors, block[t.SHIFT_FACTORS]
+        return block[t.FACTORS], block[t.SHIFT_FACTORS]
     group, blocks = group_of(block, place), block[t.PLANES] * block[t.BLOCKS]
     scale, shift = work + SCALE, work + SHIFT
     if channels == blocks * LANES:
-        widened(kv, block[t.SCALE] + group, factors, scale, blocks)
+        widened(kv, block[t.SCALE] + group, block[t.FACTORS], scale, blocks)
         widened(kv, block[t.SHIFT] + group, block[t.SHIFT_FACTORS], shift, blocks)
         return scale, shift
     cleared(scale, blocks)
     cleared(shift, blocks)
     for channel in range(channels):
         at, source = _in_planes(block, channel, channels), group + channel * kv.itemsize
-        put(scale + at, value(kv, block[t.SCALE] + source) * number(factors + at))
+        put(scale + at, value(kv, block[t.SCALE] + source) * number(block[t.FACTORS] + at))
         put(shift + at, value(kv, block[t.SHIFT] + source) * number(block[t.SHIFT_FACTORS] + at))
     return scale, shift
 

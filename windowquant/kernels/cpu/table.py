@@ -11,7 +11,6 @@ from torch.utils.weak import WeakIdKeyDictionary
 from windowquant.core.packed import PackedLayer, Segment, WindowBlock, middle
 from windowquant.core.quantizer import PER_TOKEN
 from windowquant.errors import UserError
-from windowquant.kernels.cpu.amx import available
 from windowquant.kernels.cpu.emit import LANES
 from windowquant.kernels.cpu.integer import CHUNK_CHANNELS
 from windowquant.kernels.cpu.kinds import MAX_CHANNELS, TOKENS
@@ -23,8 +22,8 @@ FIRST_TILE, TILES, WINDOW_TILES, WINDOW, FIRST_TOKEN, K, V, COLUMNS = 0, 1, 2, 3
 # offset times its factor; symmetric codes take their scale, times minus the middle code.
 CODES, BATCH, HEAD, ONE_WINDOW, TOKEN, BITS, PLANES, BLOCKS, ROW_BYTES, PADDED, FACTORS = range(11)
 TOKEN_GROUPS, SCALE, SHIFT, SHIFT_FACTORS, SCALE_BATCH, SCALE_HEAD, SCALE_WINDOW, SCALE_TOKEN = range(11, 19)
-# For products by integers, else 0: addresses of ones, and of the largest scales, float32 [B, H, D up to whole chunks].
-ONES, LARGEST = 19, 20
+# Whether products can be those of integers, and then, of K, the address of the largest scales, float32 [B, H, D].
+INTEGERS, LARGEST = 19, 20
 
 _NO_GROUPS = (0,) * 10
 
@@ -125,7 +124,7 @@ def _columns(block: WindowBlock, is_k: bool, dtype: torch.dtype, copies: list[Te
     blocks = -(-size // LANES)
     layout = [block.bits, 8 // block.bits, blocks, size, int(size % LANES > 0)]
     factors = _factors(block.bits, blocks, is_k).ctypes.data
-    return [block.codes.data_ptr(), *block.codes.stride()[:4], *layout, factors, *_groups(block, copies)]
+    return [block.codes.data_ptr(), *block.codes.stride()[:4], *layout, factors, *_groups(block, is_k, copies)]
 
 
 def _value_columns(x: Tensor, is_k: bool) -> list[int]:
@@ -137,20 +136,18 @@ def _value_columns(x: Tensor, is_k: bool) -> list[int]:
     return [x.data_ptr(), *strides, 16, 1, -(-size // chunk), size, int(size % chunk > 0), 0, *_NO_GROUPS]
 
 
-def _groups(block: WindowBlock, copies: list[Tensor]) -> list[int]:
+def _groups(block: WindowBlock, is_k: bool, copies: list[Tensor]) -> list[int]:
     by_token, channels = block.granularity in PER_TOKEN, block.shape[4]
     scale, shift = block.scale, block.scale if block.symmetric else block.offset
     if not by_token and scale.shape[4] < channels or _strides(scale) != _strides(shift):
         scale, shift = (x.expand(*x.shape[:4], 1 if by_token else channels).contiguous() for x in (scale, shift))
         copies += [scale, shift]
     factors = _constant(-middle(block.bits) if block.symmetric else 1.0).ctypes.data
-    ones = largest = 0
-    if available() and not by_token and block.codes.shape[-1] % LANES == 0:
-        padded = -(-channels // CHUNK_CHANNELS) * CHUNK_CHANNELS
-        copies.append(torch.zeros(*block.shape[:2], padded))
-        copies[-1][..., :channels] = block.scale.abs().amax((2, 3))
-        ones, largest = _constant(1.0).ctypes.data, copies[-1].data_ptr()
-    return [int(by_token), scale.data_ptr(), shift.data_ptr(), factors, *_strides(scale), ones, largest]
+    integers, largest = not by_token and channels % CHUNK_CHANNELS == block.codes.shape[-1] % LANES == 0, 0
+    if integers and is_k:
+        copies.append(block.scale.abs().amax((2, 3)).float().expand(*block.shape[:2], channels).contiguous())
+        largest = copies[-1].data_ptr()
+    return [int(by_token), scale.data_ptr(), shift.data_ptr(), factors, *_strides(scale), int(integers), largest]
 
 
 def _strides(x: Tensor) -> list[int]:

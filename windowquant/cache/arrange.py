@@ -1,8 +1,15 @@
-"""Where the tokens of one layer go: which columns into which segment, which stay in 16 bit (paper, Algorithm 2)."""
+"""Where the tokens of one layer go: which columns into which segment, which stay in 16 bit (paper, Algorithm 2).
+
+In NumPy, whose operations on arrays of this size cost a fraction of torch's: it happens in every layer.
+"""
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from windowquant.cache.recipe import Recipe
@@ -12,75 +19,122 @@ from windowquant.models.prompt import Prompt
 
 @dataclass(frozen=True, eq=False)
 class SegmentPlace:
-    """Windows that are stored together: the bits of their K and of their V, their indices, and their columns.
-
-    columns: int64 [B, W, S]; -1 throughout a window that a row does not have.
-    """
+    """Windows that are stored together: the bits of their K and of their V, and their indices."""
 
     k_bits: int
     v_bits: int
     windows: tuple[int, ...]
-    columns: Tensor
 
 
 @dataclass(frozen=True, eq=False)
 class Arrangement:
-    """Stored order of the first `length` columns of a layer; CPU tensors of int64.
+    """Stored order of the first `length` columns of a layer.
 
     segments: windows of which K or V is quantized, widest codes first, or all windows in runs if they stay in place.
-    kept: [B, T16] the other columns, which stay in 16 bit, ascending, with -1 in front where a row has fewer of them
-    than another. kept_visual: how many of them, over all rows, are visual.
+    window_size: tokens of each. order: column of every stored token, int64 [B, T] on the CPU: the windows of each
+    segment, then the other columns, which stay in 16 bit, ascending. -1 marks an empty slot: throughout a window that
+    a row does not have, and before the columns of 16 bit where a row has fewer of them than another. kept: how many
+    columns of `order` those of 16 bit are; over all rows, `kept_visual` of them are visual and `empty` are empty slots.
     """
 
     length: int
     segments: tuple[SegmentPlace, ...]
-    kept: Tensor
+    window_size: int
+    order: Tensor
+    kept: int
     kept_visual: int
-
-    def order(self) -> Tensor:
-        """Column of every stored token, [B, T], in stored order; -1 marks an empty slot."""
-        return torch.cat([*(place.columns.flatten(1) for place in self.segments), self.kept], dim=1)
+    empty: int
 
     @property
     def ragged(self) -> bool:
-        """Whether some row has an empty slot."""
-        return bool((self.order() < 0).any())
+        """Whether some row has an empty slot; a single one has none."""
+        return len(self.order) > 1 and bool((self.order < 0).any())
+
+    def segment_columns(self) -> tuple[Tensor, ...]:
+        """Columns of the windows of each segment, int64 [B, W, S]."""
+        counts = [len(place.windows) * self.window_size for place in self.segments]
+        parts = self.order[:, : sum(counts)].split(counts, dim=1) if counts else ()
+        return tuple(part.unflatten(1, (-1, self.window_size)) for part in parts)
+
+    def kept_columns(self) -> Tensor:
+        """Columns of what stays in 16 bit, int64 [B, T16]."""
+        return self.order[:, self.order.shape[1] - self.kept :]
 
 
-def arrange(prompt: Prompt, recipe: Recipe, bits: tuple[int, ...], length: int) -> Arrangement:
-    """Group the windows by `bits` [W or 0] and find the columns of everything among the first `length` ones.
+class Arranger:
+    """Arranges the layers of one cache, which differ in their bits only."""
 
-    If windows stay in place, those of 16 bits become segments between the others, unless there are no others.
-    """
-    kept = torch.ones(prompt.batch, length, dtype=torch.bool)
-    if recipe.drops_visual:
-        visual = prompt.visual[:, :length]
-        return _arrangement(prompt, (), kept & ~(_filled(visual) if recipe.drops_between else visual))
-    if all(width == recipe.v_bits(width) == 16 for width in bits):
-        return _arrangement(prompt, (), kept)
-    columns = prompt.windows(recipe.window_size)
-    groups = (grouping if recipe.reorder else in_place)(torch.tensor(bits, dtype=torch.int8))
-    segments = []
-    for width, start, end in groups.groups:
-        v_width = recipe.v_bits(width)
-        if recipe.reorder and width == v_width == 16:
-            continue
-        windows = groups.permutation[start:end]
-        place = SegmentPlace(width, v_width, tuple(windows.tolist()), columns[:, windows])
-        for row, taken in zip(kept, place.columns, strict=True):
-            row[taken[taken >= 0]] = False
-        segments.append(place)
-    return _arrangement(prompt, tuple(segments), kept)
+    def __init__(self, prompt: Prompt, recipe: Recipe, length: int) -> None:
+        """For the first `length` columns of `prompt`; every window is among them."""
+        self._prompt, self._recipe, self._length = prompt, recipe, length
+        self._visual: NDArray[np.bool_] = prompt.visual[:, :length].numpy()
+
+    def arrange(self, bits: tuple[int, ...]) -> Arrangement:
+        """Group the windows by `bits` [W or 0] and find the columns of everything else.
+
+        If windows stay in place, those of 16 bits become segments between the others, unless there are no others.
+        """
+        recipe = self._recipe
+        if recipe.drops_visual:
+            dropped = _filled(self._visual) if recipe.drops_between else self._visual
+            return self._arrangement((), None, ~dropped)
+        v_bits = {width: recipe.v_bits(width) for width in set(bits)}
+        if all(width == v_width == 16 for width, v_width in v_bits.items()):
+            return self._arrangement((), None, np.ones_like(self._visual))
+        groups = (grouping if recipe.reorder else in_place)(bits)
+        skip = bits.count(16) if recipe.reorder and v_bits.get(16) == 16 else 0  # they are the first ones
+        names = groups.permutation.tolist()
+        segments = tuple(
+            SegmentPlace(width, v_bits[width], tuple(names[start:end]))
+            for width, start, end in groups.groups
+            if start >= skip
+        )
+        windows = groups.permutation[skip:]
+        others = np.ones(len(bits) + 1, np.bool_)
+        others[windows] = False
+        return self._arrangement(segments, windows, others[self._window_of])
+
+    @cached_property
+    def _windows(self) -> NDArray[np.int64]:
+        """Columns of every window, [B, W, S]."""
+        return self._prompt.windows(self._recipe.window_size).numpy()
+
+    @cached_property
+    def _window_of(self) -> NDArray[np.int64]:
+        """The window that each column is in, [B, T]; W where it is in none."""
+        rows, windows, _ = self._windows.shape
+        found = np.full((rows, self._length), windows)
+        row, window, token = (self._windows >= 0).nonzero()
+        found[row, self._windows[row, window, token]] = window
+        return found
+
+    def _arrangement(
+        self, segments: tuple[SegmentPlace, ...], windows: NDArray[np.int64] | None, kept: NDArray[np.bool_]
+    ) -> Arrangement:
+        """windows: those of all segments. kept: which columns stay in 16 bit, [B, T]."""
+        order = columns = _columns(kept)
+        if windows is not None:
+            first = self._windows.take(windows, axis=1).reshape(len(kept), -1)
+            order = np.concatenate([first, columns], axis=1)
+        visual = int(np.count_nonzero(kept & self._visual))
+        empty = columns.size - int(np.count_nonzero(kept))
+        size = self._recipe.window_size
+        return Arrangement(self._length, segments, size, torch.from_numpy(order), columns.shape[1], visual, empty)
 
 
-def _filled(visual: Tensor) -> Tensor:
+def _columns(kept: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """The true columns of each row [B, T], ascending, with -1 in front where a row has fewer than another."""
+    rows, length = kept.shape
+    found = np.flatnonzero(kept)
+    if rows == 1:
+        return found[None]
+    counts = np.count_nonzero(kept, axis=1)
+    columns = np.full((rows, int(counts.max())), -1)
+    columns[np.arange(columns.shape[1]) >= columns.shape[1] - counts[:, None]] = found % length
+    return columns
+
+
+def _filled(visual: NDArray[np.bool_]) -> NDArray[Any]:
     """True from the first to the last true column of each row [B, T]."""
-    return (visual.cumsum(1) > 0) & (visual.flip(1).cumsum(1).flip(1) > 0)
-
-
-def _arrangement(prompt: Prompt, segments: tuple[SegmentPlace, ...], kept: Tensor) -> Arrangement:
-    columns = torch.full((len(kept), int(kept.sum(1).max())), -1)
-    for target, row in zip(columns, kept, strict=True):
-        found = row.nonzero().flatten()
-        target[len(target) - len(found) :] = found
-    return Arrangement(kept.shape[1], segments, columns, int((kept & prompt.visual[:, : kept.shape[1]]).sum()))
+    until = np.logical_or.accumulate(visual, axis=1)
+    return until & np.logical_or.accumulate(visual[:, ::-1], axis=1)[:, ::-1]

@@ -155,6 +155,17 @@ def check_ends(ends: Tensor, label: str) -> None:
         raise UserError(f"{label} holds {kind} and cannot be quantized; look for overflow in the model's prefill.")
 
 
+def check_finite(x: Tensor, label: str) -> None:
+    """Raise UserError, naming `label`, if x of any shape holds NaN or infinity."""
+    if x.numel() and not all(bool(torch.isfinite(end)) for end in torch.aminmax(x)):
+        raise not_finite(label, x.dtype)
+
+
+def not_finite(label: str, dtype: torch.dtype) -> UserError:
+    """What `check_finite` raises."""
+    return UserError(f"{label} holds NaN or infinity in {dtype}; look for overflow in the model's prefill.")
+
+
 def window_parts(shape: tuple[int, int, int, int, int]) -> Iterator[slice]:
     """Consecutive windows of a tensor of `shape` that are worked on at a time: 1 / 32 of them, but not too few."""
     batch, heads, windows, size, channels = shape

@@ -1,15 +1,16 @@
 """Bringing windows of one bit-width together (paper, Algorithm 2), or leaving them in place."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from windowquant.core.plan import PLAN_BITS
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Grouping:
     """The order in which a layer's windows are stored.
 
@@ -18,27 +19,27 @@ class Grouping:
         original order.
     """
 
-    permutation: Tensor
+    permutation: NDArray[np.int64]
     groups: tuple[tuple[int, int, int], ...]
 
 
-def grouping(bits: Tensor) -> Grouping:
+def grouping(bits: Sequence[int]) -> Grouping:
     """Group the windows of one layer by their `bits` [W], FP16 | INT8 | INT4 | INT2: a stable sort, widest first."""
-    permutation = torch.argsort(bits, descending=True, stable=True)
+    permutation = np.argsort(-np.array(bits, np.int8), kind="stable")
     groups, start = [], 0
     for width in PLAN_BITS:
-        count = int((bits == width).sum())
+        count = bits.count(width)
         if count:
             groups.append((width, start, start + count))
             start += count
     return Grouping(permutation, tuple(groups))
 
 
-def in_place(bits: Tensor) -> Grouping:
+def in_place(bits: Sequence[int]) -> Grouping:
     """The windows of one layer as they are, in groups wherever their `bits` [W] change."""
     groups, start = [], 0
-    for width, run in groupby(bits.tolist()):
+    for width, run in groupby(bits):
         end = start + len(list(run))
         groups.append((width, start, end))
         start = end
-    return Grouping(torch.arange(len(bits)), tuple(groups))
+    return Grouping(np.arange(len(bits)), tuple(groups))

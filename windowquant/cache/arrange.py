@@ -5,7 +5,6 @@ In NumPy, whose operations on arrays of this size cost a fraction of torch's: it
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
@@ -76,23 +75,20 @@ class Arranger:
         """
         recipe = self._recipe
         if recipe.drops_visual:
-            dropped = _filled(self._visual) if recipe.drops_between else self._visual
-            return self._arrangement((), None, ~dropped)
+            return self._stored((), None, ~(_filled(self._visual) if recipe.drops_between else self._visual))
         v_bits = {width: recipe.v_bits(width) for width in set(bits)}
-        if all(width == v_width == 16 for width, v_width in v_bits.items()):
-            return self._arrangement((), None, np.ones_like(self._visual))
+        if not v_bits or (v_bits.get(16) == 16 and len(v_bits) == 1):
+            return self._stored((), None, np.ones_like(self._visual))
         groups = (grouping if recipe.reorder else in_place)(bits)
+        order = groups.permutation
         skip = bits.count(16) if recipe.reorder and v_bits.get(16) == 16 else 0  # they are the first ones
-        names = groups.permutation.tolist()
         segments = tuple(
-            SegmentPlace(width, v_bits[width], tuple(names[start:end]))
-            for width, start, end in groups.groups
-            if start >= skip
+            SegmentPlace(width, v_bits[width], order[start:end]) for width, start, end in groups.groups if start >= skip
         )
-        windows = groups.permutation[skip:]
-        others = np.ones(len(bits) + 1, np.bool_)
+        windows = np.array(order[skip:])
+        others = self._all_windows.copy()
         others[windows] = False
-        return self._arrangement(segments, windows, others[self._window_of])
+        return self._stored(segments, windows, others[self._window_of])
 
     @cached_property
     def _windows(self) -> NDArray[np.int64]:
@@ -108,33 +104,43 @@ class Arranger:
         found[row, self._windows[row, window, token]] = window
         return found
 
-    def _arrangement(
+    @cached_property
+    def _all_windows(self) -> NDArray[np.bool_]:
+        """True for each window and, last, for what is in none, [W + 1]."""
+        return np.ones(self._windows.shape[1] + 1, np.bool_)
+
+    @cached_property
+    def _visual_count(self) -> int:
+        return int(np.count_nonzero(self._visual))
+
+    def _stored(
         self, segments: tuple[SegmentPlace, ...], windows: NDArray[np.int64] | None, kept: NDArray[np.bool_]
     ) -> Arrangement:
         """windows: those of all segments. kept: which columns stay in 16 bit, [B, T]."""
-        order = columns = _columns(kept)
-        if windows is not None:
-            first = self._windows.take(windows, axis=1).reshape(len(kept), -1)
-            order = np.concatenate([first, columns], axis=1)
-        visual = int(np.count_nonzero(kept & self._visual))
-        empty = columns.size - int(np.count_nonzero(kept))
+        columns, empty = _columns(kept)
+        if windows is None:
+            order = columns
+        else:
+            order = np.concatenate((self._windows.take(windows, 1).reshape(len(kept), -1), columns), 1)
+        # Only visual columns are in windows.
+        visual = 0 if self._recipe.drops_visual else self._visual_count - kept.size + columns.size - empty
         size = self._recipe.window_size
         return Arrangement(self._length, segments, size, torch.from_numpy(order), columns.shape[1], visual, empty)
 
 
-def _columns(kept: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """The true columns of each row [B, T], ascending, with -1 in front where a row has fewer than another."""
+def _columns(kept: NDArray[np.bool_]) -> tuple[NDArray[np.int64], int]:
+    """The true columns of each row [B, T], ascending, with -1 in front where a row has fewer than another; how many."""
     rows, length = kept.shape
-    found = np.flatnonzero(kept)
+    found = kept.ravel().nonzero()[0]
     if rows == 1:
-        return found[None]
-    counts = np.count_nonzero(kept, axis=1)
+        return found.reshape(1, -1), 0
+    counts = kept.sum(1)
     columns = np.full((rows, int(counts.max())), -1)
     columns[np.arange(columns.shape[1]) >= columns.shape[1] - counts[:, None]] = found % length
-    return columns
+    return columns, columns.size - found.size
 
 
-def _filled(visual: NDArray[np.bool_]) -> NDArray[Any]:
+def _filled(visual: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """True from the first to the last true column of each row [B, T]."""
     until = np.logical_or.accumulate(visual, axis=1)
     return until & np.logical_or.accumulate(visual[:, ::-1], axis=1)[:, ::-1]

@@ -103,7 +103,8 @@ class PackedCacheLayer(RequestLayer):
     @torch.no_grad()
     def _pack(self) -> None:
         assert self.keys is not None and self.values is not None
-        synchronize(self.keys.device)
+        device = self.keys.device
+        synchronize(device)
         start = time.perf_counter()
         length = self._request.prompt.length
         at = self._packed_at = min(self._seen, length)  # assisted decoding runs guesses along with the prompt
@@ -117,7 +118,7 @@ class PackedCacheLayer(RequestLayer):
         self.stored = joined(k, v, arrangement)
         if later is not None:
             self.stored.kept.append(*later)
-        synchronize(self.stored.kept.k.device)
+        synchronize(device)
         self.pack_s = time.perf_counter() - start
 
     def _later(self, start: int) -> tuple[Tensor, Tensor]:

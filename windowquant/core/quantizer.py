@@ -13,6 +13,7 @@ minimum.
 """
 
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Literal, get_args
 
 import torch
@@ -134,13 +135,27 @@ def empty_block(
 
     Raises UserError for options that `quantize` does not take.
     """
+    codes, groups, offset = _stored_shapes(shape, bits, granularity, zero_point)
+    return WindowBlock(
+        x.new_empty(codes, dtype=torch.uint8),
+        x.new_empty(groups, dtype=dtype),
+        x.new_empty(offset, dtype=dtype),
+        bits,
+        shape,
+        granularity,
+    )
+
+
+@lru_cache(maxsize=512)
+def _stored_shapes(
+    shape: tuple[int, int, int, int, int], bits: int, granularity: str, zero_point: str
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Of codes, scales and offsets; UserError for what cannot be."""
     _check_choice("zero_point", zero_point, get_args(ZeroPoint))
     if zero_point == "symmetric":
         check_symmetric(bits)
-    codes = x.new_empty(*shape[:4], packed_bytes(shape[4], bits), dtype=torch.uint8)
-    groups = _group_shape(shape, granularity)
-    offset = x.new_empty([shape[0], 0] if zero_point == "symmetric" else groups, dtype=dtype)
-    return WindowBlock(codes, x.new_empty(groups, dtype=dtype), offset, bits, shape, granularity)
+    groups = tuple(_group_shape(shape, granularity))
+    return (*shape[:4], packed_bytes(shape[4], bits)), groups, (shape[0], 0) if zero_point == "symmetric" else groups
 
 
 def _groups_of(part: slice, groups: Tensor) -> slice:

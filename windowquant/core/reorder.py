@@ -4,28 +4,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-import numpy as np
-from numpy.typing import NDArray
-
 from windowquant.core.plan import PLAN_BITS
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Grouping:
     """The order in which a layer's windows are stored.
 
-    permutation: int64 [W]; the window at place i is permutation[i] of the original.
+    permutation: [W]; the window at place i is permutation[i] of the original.
     groups: (bits, start, end) of neighbours of one bit-width; these windows are permutation[start:end], in their
         original order.
     """
 
-    permutation: NDArray[np.int64]
+    permutation: tuple[int, ...]
     groups: tuple[tuple[int, int, int], ...]
 
 
 def grouping(bits: Sequence[int]) -> Grouping:
     """Group the windows of one layer by their `bits` [W], FP16 | INT8 | INT4 | INT2: a stable sort, widest first."""
-    permutation = np.argsort(-np.array(bits, np.int8), kind="stable")
+    permutation = tuple(sorted(range(len(bits)), key=bits.__getitem__, reverse=True))  # stable in reverse, too
     groups, start = [], 0
     for width in PLAN_BITS:
         count = bits.count(width)
@@ -42,4 +39,4 @@ def in_place(bits: Sequence[int]) -> Grouping:
         end = start + len(list(run))
         groups.append((width, start, end))
         start = end
-    return Grouping(np.arange(len(bits)), tuple(groups))
+    return Grouping(tuple(range(len(bits))), tuple(groups))

@@ -5,6 +5,7 @@ A backend is a module with `attend`. It is imported when first asked for: numba 
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Protocol, cast
@@ -111,7 +112,7 @@ def get_backend(name: str | None = None, device: torch.device | str = "cpu") -> 
     key = name or _DEFAULTS.get(device.type, "reference")
     check_backend(key)
     package = _PACKAGES.get(key)
-    if package and find_spec(package) is None:
+    if package and not _installed(package):
         raise UserError(
             f"The attention backend {key!r} needs the package {package}, which is not installed; install it, or set "
             "backend=reference."
@@ -138,14 +139,20 @@ def get_quantizer(x: Tensor, granularity: str, dtype: torch.dtype) -> WindowQuan
 def _module_for(device: torch.device, modules: Mapping[str, str]) -> Any:
     """Of the device's default backend, None if it is not among `modules` or its package is missing."""
     name = _DEFAULTS.get(device.type)
-    if name not in modules or find_spec(_PACKAGES[name]) is None:
-        return None
-    return import_module(modules[name])
+    return _module(modules[name]) if name in modules and _installed(_PACKAGES[name]) else None
+
+
+_module = lru_cache(import_module)
+
+
+@lru_cache
+def _installed(package: str) -> bool:
+    return find_spec(package) is not None
 
 
 def get_window_means(device: torch.device) -> Means:
     """What goes through the embeddings of a video on `device`, for `core.similarity.window_scores`."""
-    if device.type != "cuda" or find_spec(_PACKAGES["triton"]) is None:
+    if device.type != "cuda" or not _installed(_PACKAGES["triton"]):
         return window_means
     return cast(Means, import_module("windowquant.kernels.triton_similarity").window_means)
 

@@ -162,7 +162,6 @@ def takes(x: Tensor, granularity: str, dtype: torch.dtype) -> bool:
     return granularity == "window_channel" and known and LANES <= x.shape[3] <= MAX_CHANNELS and x.stride(3) == 1
 
 
-@torch.no_grad()
 def store_tokens(
     x: Tensor,
     order: Tensor,
@@ -216,20 +215,21 @@ def _run(
     batch, heads, _, channels = x.shape
     parts = max(1, min(torch.get_num_threads(), batch * heads * channels * order.shape[1] // _GRAIN))
     width, (x_batch, x_head, x_token, _) = x.element_size(), x.stride()
-    strides = width * x_batch, width * x_head, width * x_token
-    rows = order.data_ptr(), 8 * order.stride(0)
-    numbers = _float_bits(torch.finfo(dtype).max, dtype), _float_bits(-1.0 if peak is None else peak, dtype)
-    kinds = _ZERO_POINTS[zero_point], *numbers
-    job = array(
-        "q", (0, parts, len(pieces) // PIECE_SIZE, x.data_ptr(), *strides, *rows, batch, heads, channels, *kinds)
-    )
+    function, limit = _function(x.dtype, dtype)
+    given = x.data_ptr(), width * x_batch, width * x_head, width * x_token, order.data_ptr(), 8 * order.stride(0)
+    kinds = _ZERO_POINTS[zero_point], limit, _float_bits(-1.0 if peak is None else peak, dtype)
+    job = array("q", (0, parts, len(pieces) // PIECE_SIZE, *given, batch, heads, channels, *kinds))
     job.extend(pieces)
-    work = len(job)
+    work, step = len(job), _WORKSPACE // 8
     job.frombytes(bytes(parts * _WORKSPACE))
-    run(_store_parts(NUMPY_KINDS[x.dtype], NUMPY_KINDS[dtype]).address, job.buffer_info()[0], parts)
-    step = _WORKSPACE // 8
-    quantized, copied = (max(job[work + each // 8 :: step]) for each in (_QUANTIZED, _COPIED))
-    return quantized, copied
+    run(function, job.buffer_info()[0], parts)
+    return max(job[work + _QUANTIZED // 8 :: step]), max(job[work + _COPIED // 8 :: step])
+
+
+@lru_cache
+def _function(given: torch.dtype, stored: torch.dtype) -> tuple[int, int]:
+    """Address of the function that stores K or V, and the largest stored value."""
+    return _store_parts(NUMPY_KINDS[given], NUMPY_KINDS[stored]).address, _float_bits(torch.finfo(stored).max, stored)
 
 
 @lru_cache

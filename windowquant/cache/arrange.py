@@ -1,6 +1,7 @@
 """Where the tokens of one layer go: which columns into which segment, which stay in 16 bit (paper, Algorithm 2).
 
-In NumPy, whose operations on arrays of this size cost a fraction of torch's: it happens in every layer.
+It happens in every layer, right after a part of the model that left nothing of this code in the processor's caches: a
+few operations of NumPy, and no tensor before one is needed.
 """
 
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from windowquant.cache.recipe import Recipe
+from windowquant.core.plan import PLAN_BITS
 from windowquant.core.reorder import grouping, in_place
 from windowquant.models.prompt import Prompt
 
@@ -25,21 +27,20 @@ class SegmentPlace:
     windows: tuple[int, ...]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Arrangement:
-    """Stored order of the first `length` columns of a layer.
+    """Stored order of the first columns of a layer.
 
     segments: windows of which K or V is quantized, widest codes first, or all windows in runs if they stay in place.
-    window_size: tokens of each. order: column of every stored token, int64 [B, T] on the CPU: the windows of each
-    segment, then the other columns, which stay in 16 bit, ascending. -1 marks an empty slot: throughout a window that
-    a row does not have, and before the columns of 16 bit where a row has fewer of them than another. kept: how many
-    columns of `order` those of 16 bit are; over all rows, `kept_visual` of them are visual and `empty` are empty slots.
+    window_size: tokens of each. columns: that of every stored token, int64 [B, T]: the windows of each segment, then
+    the other columns, which stay in 16 bit, ascending. -1 marks an empty slot: throughout a window that a row does not
+    have, and before the columns of 16 bit where a row has fewer of them than another. kept: how many columns of a row
+    those of 16 bit are; over all rows, `kept_visual` of them are visual and `empty` are empty slots.
     """
 
-    length: int
     segments: tuple[SegmentPlace, ...]
     window_size: int
-    order: Tensor
+    columns: NDArray[np.int64]
     kept: int
     kept_visual: int
     empty: int
@@ -47,7 +48,12 @@ class Arrangement:
     @property
     def ragged(self) -> bool:
         """Whether some row has an empty slot; a single one has none."""
-        return len(self.order) > 1 and bool((self.order < 0).any())
+        return len(self.columns) > 1 and bool((self.columns < 0).any())
+
+    @cached_property
+    def order(self) -> Tensor:
+        """`columns` as a tensor on the CPU."""
+        return torch.from_numpy(self.columns)
 
     def segment_columns(self) -> tuple[Tensor, ...]:
         """Columns of the windows of each segment, int64 [B, W, S]."""
@@ -64,31 +70,34 @@ class Arranger:
     """Arranges the layers of one cache, which differ in their bits only."""
 
     def __init__(self, prompt: Prompt, recipe: Recipe, length: int) -> None:
-        """For the first `length` columns of `prompt`; every window is among them."""
+        """For the first `length` columns of `prompt`; all its visual columns are among them."""
         self._prompt, self._recipe, self._length = prompt, recipe, length
-        self._visual: NDArray[np.bool_] = prompt.visual[:, :length].numpy()
+        self._v_bits = {width: recipe.v_bits(width) for width in PLAN_BITS}
 
     def arrange(self, bits: tuple[int, ...]) -> Arrangement:
         """Group the windows by `bits` [W or 0] and find the columns of everything else.
 
         If windows stay in place, those of 16 bits become segments between the others, unless there are no others.
         """
-        recipe = self._recipe
-        if recipe.drops_visual:
-            return self._stored((), None, ~(_filled(self._visual) if recipe.drops_between else self._visual))
-        v_bits = {width: recipe.v_bits(width) for width in set(bits)}
-        if not v_bits or (v_bits.get(16) == 16 and len(v_bits) == 1):
-            return self._stored((), None, np.ones_like(self._visual))
-        groups = (grouping if recipe.reorder else in_place)(bits)
+        size, v_bits, plain = self._recipe.window_size, self._v_bits, self._v_bits[16] == 16
+        if self._recipe.drops_visual:
+            columns, empty = _columns(self._texts())
+            return Arrangement((), size, columns, columns.shape[1], 0, empty)
+        if plain and bits.count(16) == len(bits):
+            columns, empty = _columns(np.ones((self._prompt.batch, self._length), np.bool_))
+            return Arrangement((), size, columns, columns.shape[1], self._visual, empty)
+        groups = (grouping if self._recipe.reorder else in_place)(bits)
         order = groups.permutation
-        skip = bits.count(16) if recipe.reorder and v_bits.get(16) == 16 else 0  # they are the first ones
+        skip = bits.count(16) if self._recipe.reorder and plain else 0  # they are the first ones
         segments = tuple(
             SegmentPlace(width, v_bits[width], order[start:end]) for width, start, end in groups.groups if start >= skip
         )
-        windows = np.array(order[skip:])
-        others = self._all_windows.copy()
+        windows, others = np.array(order[skip:], np.int64), self._all_windows.copy()
         others[windows] = False
-        return self._stored(segments, windows, others[self._window_of])
+        kept, empty = _columns(others[self._window_of])
+        inside = self._windows.take(windows, 1).reshape(len(kept), -1)
+        visual = self._visual - len(kept) * (self._length - kept.shape[1]) - empty  # only visual columns are in windows
+        return Arrangement(segments, size, np.concatenate((inside, kept), 1), kept.shape[1], visual, empty)
 
     @cached_property
     def _windows(self) -> NDArray[np.int64]:
@@ -99,9 +108,11 @@ class Arranger:
     def _window_of(self) -> NDArray[np.int64]:
         """The window that each column is in, [B, T]; W where it is in none."""
         rows, windows, _ = self._windows.shape
-        found = np.full((rows, self._length), windows)
-        row, window, token = (self._windows >= 0).nonzero()
-        found[row, self._windows[row, window, token]] = window
+        found = np.empty((rows, self._length), np.int64)
+        found.fill(windows)
+        for row, columns in zip(found, self._windows, strict=True):
+            count = int((columns[:, 0] >= 0).sum())
+            row[columns[:count]] = np.arange(count)[:, None]
         return found
 
     @cached_property
@@ -110,26 +121,21 @@ class Arranger:
         return np.ones(self._windows.shape[1] + 1, np.bool_)
 
     @cached_property
-    def _visual_count(self) -> int:
-        return int(np.count_nonzero(self._visual))
+    def _visual(self) -> int:
+        """Visual tokens of all rows."""
+        return sum(map(len, self._prompt.visual_positions))
 
-    def _stored(
-        self, segments: tuple[SegmentPlace, ...], windows: NDArray[np.int64] | None, kept: NDArray[np.bool_]
-    ) -> Arrangement:
-        """windows: those of all segments. kept: which columns stay in 16 bit, [B, T]."""
-        columns, empty = _columns(kept)
-        if windows is None:
-            order = columns
-        else:
-            order = np.concatenate((self._windows.take(windows, 1).reshape(len(kept), -1), columns), 1)
-        # Only visual columns are in windows.
-        visual = 0 if self._recipe.drops_visual else self._visual_count - kept.size + columns.size - empty
-        size = self._recipe.window_size
-        return Arrangement(self._length, segments, size, torch.from_numpy(order), columns.shape[1], visual, empty)
+    def _texts(self) -> NDArray[np.bool_]:
+        """What stays if visual tokens are dropped, [B, T]."""
+        visual = self._prompt.visual.numpy()[:, : self._length]
+        return ~(_filled(visual) if self._recipe.drops_between else visual)
 
 
 def _columns(kept: NDArray[np.bool_]) -> tuple[NDArray[np.int64], int]:
-    """The true columns of each row [B, T], ascending, with -1 in front where a row has fewer than another; how many."""
+    """The true columns of each row [B, T], ascending, with -1 in front where a row has fewer than another.
+
+    And how often that is so.
+    """
     rows, length = kept.shape
     found = kept.ravel().nonzero()[0]
     if rows == 1:

@@ -115,8 +115,8 @@ def _pack(
     pack = get_packer(x, recipe.granularity, dtype)
     if pack is not None:
         segments = [(width, len(place.windows)) for width, place in zip(bits, arrangement.segments, strict=True)]
-        order, size = arrangement.order, arrangement.window_size
-        return PackedHalf(*pack(x, order, segments, size, recipe.zero_point, dtype, label, peak, room))
+        columns, size = arrangement.columns, arrangement.window_size
+        return PackedHalf(*pack(x, columns, segments, size, recipe.zero_point, dtype, label, peak, room))
     x, places = x.detach(), zip(arrangement.segment_columns(), bits, strict=True)
     blocks = tuple(_block(x, columns, width, recipe, label, peak) for columns, width in places)
     return PackedHalf(blocks, _copied(x, arrangement.kept_columns(), recipe, label, room))

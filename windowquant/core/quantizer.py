@@ -137,9 +137,9 @@ def empty_block(
     """
     codes, groups, offset = _stored_shapes(shape, bits, granularity, zero_point)
     return WindowBlock(
-        x.new_empty(codes, dtype=torch.uint8),
-        x.new_empty(groups, dtype=dtype),
-        x.new_empty(offset, dtype=dtype),
+        x.new_empty(*codes, dtype=torch.uint8),
+        x.new_empty(*groups, dtype=dtype),
+        x.new_empty(*offset, dtype=dtype),
         bits,
         shape,
         granularity,

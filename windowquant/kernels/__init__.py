@@ -10,7 +10,9 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Protocol, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from windowquant.core.packed import PackedLayer, WindowBlock
@@ -56,10 +58,10 @@ class WindowQuantizer(Protocol):
 class Packer(Protocol):
     """What is stored of K or V `x` [B, H, T, D] of a layer, made in one pass where it lies.
 
-    order: column of every stored token, int64 [B, T'] with its last dimension contiguous; a negative one reads column
-    0: a slot that holds no token. segments: (bits, windows) of each; their tokens come first in the order, and a
-    segment of 16 bits is copied. window_size: tokens a window. dtype: that of the storage, to which x is rounded first
-    (None: its own). room: tokens of room after the others.
+    columns: that of every stored token, [B, T'] with its last dimension contiguous; a negative one reads column 0: a
+    slot that holds no token. segments: (bits, windows) of each, whose tokens are the first ones stored; one of 16 bits
+    is copied. window_size: tokens a window. dtype: that of the storage, to which x is rounded first (None: its own).
+    room: tokens of room after the others.
 
     Returns the blocks of the segments, as `core.quantizer` makes them, and the other tokens [B, H, T16 + room, D].
     Raises UserError, naming `label`, if a value is NaN or infinite in the storage dtype, and as `core.quantizer` does.
@@ -68,7 +70,7 @@ class Packer(Protocol):
     def __call__(
         self,
         x: Tensor,
-        order: Tensor,
+        columns: NDArray[np.int64],
         segments: Sequence[tuple[int, int]],
         window_size: int,
         zero_point: ZeroPoint = ...,
@@ -138,7 +140,7 @@ def get_quantizer(x: Tensor, granularity: str, dtype: torch.dtype) -> WindowQuan
 
 def _module_for(device: torch.device, modules: Mapping[str, str]) -> Any:
     """Of the device's default backend, None if it is not among `modules` or its package is missing."""
-    name = _DEFAULTS.get(device.type)
+    name = _DEFAULTS.get(device.type, "")
     return _module(modules[name]) if name in modules and _installed(_PACKAGES[name]) else None
 
 

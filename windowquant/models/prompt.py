@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -81,10 +82,11 @@ class Prompt:
 
     def _cut(self, window_size: int) -> Tensor:
         counts = [window_count(len(row), window_size) for row in self.visual_positions]
-        columns = torch.full((self.batch, max(counts), window_size), -1, dtype=torch.int64)
-        for row, (positions, count) in enumerate(zip(self.visual_positions, counts, strict=True)):
-            columns[row, :count] = positions[: count * window_size].view(count, window_size)
-        return columns
+        columns = np.empty((self.batch, max(counts), window_size), np.int64)
+        columns.fill(-1)
+        for row, positions, count in zip(columns, self.visual_positions, counts, strict=True):
+            row[:count] = positions.numpy()[: count * window_size].reshape(count, window_size)
+        return torch.from_numpy(columns)
 
     def repeat(self, times: int) -> "Prompt":
         """The prompt with every row repeated `times` times in place, as `generate` does for beams."""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from numba import carray
+from numpy.typing import NDArray
 from torch import Tensor
 
 from windowquant.core.packed import WindowBlock
@@ -34,7 +35,7 @@ from windowquant.kernels.cpu.quantize_tiles import (
 from windowquant.kernels.cpu.threads import run
 
 _ZERO_POINTS = {"integer": INTEGER, "float": FLOAT, "symmetric": SYMMETRIC}
-_GRAIN = 2**15  # elements that are worth a thread of their own
+_GRAIN = 2**13  # elements that are worth a thread of their own
 _AT_ONCE = 32  # tokens that are copied without looking up where they go
 _INFINITY = 0x7F800000  # as float32; NaN is above it
 
@@ -164,7 +165,7 @@ def takes(x: Tensor, granularity: str, dtype: torch.dtype) -> bool:
 
 def store_tokens(
     x: Tensor,
-    order: Tensor,
+    columns: NDArray[np.int64],
     segments: Sequence[tuple[int, int]],
     window_size: int,
     zero_point: ZeroPoint = "integer",
@@ -189,10 +190,10 @@ def store_tokens(
         scale, offset, head = block.scale.data_ptr(), block.offset.data_ptr(), tokens * channels * dtype.itemsize
         pieces.extend((bits, first, tokens, window_size, codes, scale, offset, head))
         first += tokens
-    tokens = order.shape[1] - first
+    tokens = columns.shape[1] - first
     kept = x.new_empty(batch, heads, tokens + room, channels, dtype=dtype)
     pieces.extend((16, first, tokens, _AT_ONCE, kept.data_ptr(), 0, 0, kept.stride(1) * dtype.itemsize))
-    worst = _run(x, order, pieces, zero_point, dtype, peak)
+    worst = _run(x, columns, pieces, zero_point, dtype, peak)
     if worst[0] >= _INFINITY:
         check_ends(torch.tensor(worst[0], dtype=torch.int32).view(torch.float32), label)
     if worst[1] >= _INFINITY:
@@ -209,14 +210,14 @@ def _empty_block(
 
 
 def _run(
-    x: Tensor, order: Tensor, pieces: array, zero_point: str, dtype: torch.dtype, peak: float | None
+    x: Tensor, columns: NDArray[np.int64], pieces: array, zero_point: str, dtype: torch.dtype, peak: float | None
 ) -> tuple[int, int]:
     """Store the pieces; bit patterns of the largest absolute values that were quantized and that were copied."""
     batch, heads, _, channels = x.shape
-    parts = max(1, min(torch.get_num_threads(), batch * heads * channels * order.shape[1] // _GRAIN))
+    parts = max(1, min(torch.get_num_threads(), batch * heads * channels * columns.shape[1] // _GRAIN))
     width, (x_batch, x_head, x_token, _) = x.element_size(), x.stride()
     function, limit = _function(x.dtype, dtype)
-    given = x.data_ptr(), width * x_batch, width * x_head, width * x_token, order.data_ptr(), 8 * order.stride(0)
+    given = x.data_ptr(), width * x_batch, width * x_head, width * x_token, columns.ctypes.data, columns.strides[0]
     kinds = _ZERO_POINTS[zero_point], limit, _float_bits(-1.0 if peak is None else peak, dtype)
     job = array("q", (0, parts, len(pieces) // PIECE_SIZE, *given, batch, heads, channels, *kinds))
     job.extend(pieces)

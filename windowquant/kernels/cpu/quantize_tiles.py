@@ -1,6 +1,7 @@
 """Quantizing and copying 16 channels at a time; for `quantize`.
 
-`given` and `stored` are as `kv` in `tiles`: of x, and of scales. The arithmetic is that of `core.quantizer`, operation by operation.
+`given` and `stored` are as `kv` in `tiles`: of x, and of scales. The arithmetic is that of `core.quantizer`, operation
+by operation.
 """
 
 from typing import Any

@@ -127,9 +127,7 @@ class PackedCacheLayer(RequestLayer):
         return self.keys[:, :, start:].detach().clone(), self.values[:, :, start:].detach().clone()
 
     def _arrangement(self, rows: int) -> Arrangement:
-        bits = self._request.bits(self.index)
-        assert bits is not None
-        return self._request.arrangement(bits, self._packed_at, rows // self._request.prompt.batch)
+        return self._request.arrangement(self.index, self._packed_at, rows // self._request.prompt.batch)
 
     def _prefix_order(self) -> Tensor:
         """Column of every token stored when the layer was packed, [B, T']; kept once it was needed."""

@@ -35,6 +35,9 @@ from windowquant.kernels.cpu.quantize_tiles import (
 from windowquant.kernels.cpu.threads import run
 
 _ZERO_POINTS = {"integer": INTEGER, "float": FLOAT, "symmetric": SYMMETRIC}
+_DTYPES = {(dtype, dtype) for dtype in NUMPY_KINDS} | {(torch.float32, torch.float16)}
+"""Of K and V, and of what is stored."""
+
 _GRAIN = 2**13  # elements that are worth a thread of their own
 _AT_ONCE = 32  # tokens that are copied without looking up where they go
 _INFINITY = 0x7F800000  # as float32; NaN is above it
@@ -159,8 +162,8 @@ def _store_parts(given: type[np.generic], stored: type[np.generic]) -> Any:
 
 def takes(x: Tensor, granularity: str, dtype: torch.dtype) -> bool:
     """Whether `store_tokens` can store K or V `x` [B, H, T, D] in `dtype` so."""
-    known = x.dtype in NUMPY_KINDS and (dtype == x.dtype or (x.dtype, dtype) == (torch.float32, torch.float16))
-    return granularity == "window_channel" and known and LANES <= x.shape[3] <= MAX_CHANNELS and x.stride(3) == 1
+    known = granularity == "window_channel" and (x.dtype, dtype) in _DTYPES
+    return known and LANES <= x.shape[3] <= MAX_CHANNELS and x.stride(3) == 1
 
 
 def store_tokens(

@@ -92,9 +92,10 @@ class Arranger:
         segments = tuple(
             SegmentPlace(width, v_bits[width], order[start:end]) for width, start, end in groups.groups if start >= skip
         )
-        windows, others = np.array(order[skip:], np.int64), self._all_windows.copy()
-        others[windows] = False
-        kept, empty = _columns(others[self._window_of])
+        windows, is_kept = np.array(order[skip:], np.int64), np.empty(len(bits) + 1, np.bool_)
+        is_kept.fill(True)
+        is_kept[windows] = False
+        kept, empty = _columns(is_kept[self._window_of])
         inside = self._windows.take(windows, 1).reshape(len(kept), -1)
         visual = self._visual - len(kept) * (self._length - kept.shape[1]) - empty  # only visual columns are in windows
         return Arrangement(segments, size, np.concatenate((inside, kept), 1), kept.shape[1], visual, empty)
@@ -102,23 +103,18 @@ class Arranger:
     @cached_property
     def _windows(self) -> NDArray[np.int64]:
         """Columns of every window, [B, W, S]."""
-        return self._prompt.windows(self._recipe.window_size).numpy()
+        return self._prompt.windows(self._recipe.window_size)
 
     @cached_property
     def _window_of(self) -> NDArray[np.int64]:
         """The window that each column is in, [B, T]; W where it is in none."""
-        rows, windows, _ = self._windows.shape
-        found = np.empty((rows, self._length), np.int64)
+        rows, windows, size = self._windows.shape
+        found = np.empty((rows, self._length + 1), np.int64)  # the last one is that of empty slots, -1
         found.fill(windows)
+        names = np.arange(windows * size).reshape(windows, size) // size
         for row, columns in zip(found, self._windows, strict=True):
-            count = int((columns[:, 0] >= 0).sum())
-            row[columns[:count]] = np.arange(count)[:, None]
-        return found
-
-    @cached_property
-    def _all_windows(self) -> NDArray[np.bool_]:
-        """True for each window and, last, for what is in none, [W + 1]."""
-        return np.ones(self._windows.shape[1] + 1, np.bool_)
+            row[columns] = names
+        return found[:, :-1]
 
     @cached_property
     def _visual(self) -> int:

@@ -143,11 +143,13 @@ def test_values_that_are_not_finite_are_refused(
 
 def test_what_it_does_not_take() -> None:
     x, columns, half = torch.zeros(1, 1, 8, 32), torch.arange(4)[None].numpy(), torch.float16
-    assert takes(x, "window_channel", half)
-    assert not takes(x, "token", half)
-    assert not takes(x, "window_channel", torch.bfloat16)
-    assert not takes(x[..., :8], "window_channel", half)
-    assert not takes(x.expand(1, 1, 8, 32).double(), "window_channel", torch.float64)
+    assert takes("window_channel", x.dtype, half, 32)
+    assert not takes("token", x.dtype, half, 32)
+    assert not takes("window_channel", x.dtype, torch.bfloat16, 32)
+    assert not takes("window_channel", x.dtype, half, 8)
+    assert not takes("window_channel", torch.float64, torch.float64, 32)
+    with pytest.raises(UserError, match="cannot be stored in one pass"):
+        store_tokens(x.transpose(2, 3), columns, [(2, 1)], 4, dtype=half)
     with pytest.raises(UserError, match="cannot be stored in one pass"):
         store_tokens(x[..., :8], columns, [(2, 1)], 4, dtype=half)
     with pytest.raises(UserError, match="Symmetric codes of 1 bit"):

@@ -125,8 +125,15 @@ def get_backend(name: str | None = None, device: torch.device | str = "cpu") -> 
 
 def get_packer(x: Tensor, granularity: str, dtype: torch.dtype) -> Packer | None:
     """What packs K or V like `x` [B, H, T, D] of a layer, stored in `dtype`, in one pass; None where there is none."""
-    module = _module_for(x.device, _PACKERS)
-    return cast(Packer, module.store_tokens) if module and module.takes(x, granularity, dtype) else None
+    if x.stride(-1) != 1:
+        return None
+    return _packer(x.device.type, granularity, x.dtype, dtype, x.shape[-1])
+
+
+@lru_cache
+def _packer(device: str, granularity: str, given: torch.dtype, stored: torch.dtype, channels: int) -> Packer | None:
+    module = _module_for(device, _PACKERS)
+    return cast(Packer, module.store_tokens) if module and module.takes(granularity, given, stored, channels) else None
 
 
 def get_quantizer(x: Tensor, granularity: str, dtype: torch.dtype) -> WindowQuantizer | None:
@@ -134,17 +141,14 @@ def get_quantizer(x: Tensor, granularity: str, dtype: torch.dtype) -> WindowQuan
 
     None where there is nothing better than `core.quantizer`, whose blocks are the same bit for bit.
     """
-    module = _module_for(x.device, _QUANTIZERS)
+    module = _module_for(x.device.type, _QUANTIZERS)
     return cast(WindowQuantizer, module.quantize_windows) if module and module.takes(x, granularity, dtype) else None
 
 
-def _module_for(device: torch.device, modules: Mapping[str, str]) -> Any:
-    """Of the device's default backend, None if it is not among `modules` or its package is missing."""
-    name = _DEFAULTS.get(device.type, "")
-    return _module(modules[name]) if name in modules and _installed(_PACKAGES[name]) else None
-
-
-_module = lru_cache(import_module)
+def _module_for(device: str, modules: Mapping[str, str]) -> Any:
+    """Of the default backend for a type of device, None if it is not among `modules` or its package is missing."""
+    name = _DEFAULTS.get(device, "")
+    return import_module(modules[name]) if name in modules and _installed(_PACKAGES[name]) else None
 
 
 @lru_cache

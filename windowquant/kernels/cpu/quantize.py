@@ -160,10 +160,10 @@ def _store_parts(given: type[np.generic], stored: type[np.generic]) -> Any:
     return compiled_for_c(store)
 
 
-def takes(x: Tensor, granularity: str, dtype: torch.dtype) -> bool:
-    """Whether `store_tokens` can store K or V `x` [B, H, T, D] in `dtype` so."""
-    known = granularity == "window_channel" and (x.dtype, dtype) in _DTYPES
-    return known and LANES <= x.shape[3] <= MAX_CHANNELS and x.stride(3) == 1
+@lru_cache
+def takes(granularity: str, given: torch.dtype, stored: torch.dtype, channels: int) -> bool:
+    """Whether `store_tokens` can store K or V of a dtype in another so; the channels must lie next to each other."""
+    return granularity == "window_channel" and (given, stored) in _DTYPES and LANES <= channels <= MAX_CHANNELS
 
 
 def store_tokens(
@@ -179,7 +179,7 @@ def store_tokens(
 ) -> tuple[tuple[WindowBlock, ...], Tensor]:
     """As `kernels.Packer` says, for groups of one window and channel. Raises UserError for what it does not take."""
     dtype = dtype or x.dtype
-    if not takes(x, "window_channel", dtype):
+    if x.stride(3) != 1 or not takes("window_channel", x.dtype, dtype, x.shape[3]):
         raise UserError(
             f"{label}, {list(x.shape)} of {x.dtype} as {dtype}, cannot be stored in one pass; use core.quantizer."
         )

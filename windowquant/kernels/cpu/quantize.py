@@ -42,10 +42,11 @@ _GRAIN = 2**13  # elements that are worth a thread of their own
 _AT_ONCE = 32  # tokens that are copied without looking up where they go
 _INFINITY = 0x7F800000  # as float32; NaN is above it
 
-# Entries of a job, int64. Strides and sizes are in bytes; LIMIT is the largest stored value, PEAK that of symmetric
-# codes, both float32. Then come the pieces, and then what each part works with.
-NEXT_PART, PARTS, PIECES, X, X_BATCH, X_HEAD, X_TOKEN, ORDER, ORDER_ROW, BATCH, HEADS, CHANNELS = range(12)
-ZERO_POINT, LIMIT, PEAK, SIZE = range(12, 16)
+# Entries of a job, int64. Strides are in bytes; STORED is how many tokens of a row are stored, LIMIT the
+# largest stored value, PEAK that of symmetric codes, both float32. Then come the pieces, the columns of the stored
+# tokens, row by row, and what each part works with.
+NEXT_PART, PARTS, PIECES, X, X_BATCH, X_HEAD, X_TOKEN, BATCH, HEADS, STORED, CHANNELS = range(11)
+ZERO_POINT, LIMIT, PEAK, SIZE = range(11, 15)
 
 # Entries of a piece: tokens of each row that are stored together. FIRST is the place in the stored order of its first
 # one, TOKENS how many a row has, WINDOW how many of them a window. HEAD is from one head of 16-bit CODES to the next.
@@ -64,13 +65,19 @@ def _windows(piece: Any) -> int:
 
 
 @inlined
+def _columns(job: Any) -> int:
+    """Address of the columns."""
+    return np.int64(job.ctypes.data) + 8 * (SIZE + job[PIECES] * PIECE_SIZE)
+
+
+@inlined
 def _window(given: Any, stored: Any, job: Any, piece: Any, work: int, index: int) -> None:
     """Store window `index` of a piece, counted through all heads of all requests."""
     row, start = index // _windows(piece), index % _windows(piece) * piece[WINDOW]
     tokens = min(piece[WINDOW], piece[TOKENS] - start)
     batch, head = row // job[HEADS], row % job[HEADS]
     x = job[X] + batch * job[X_BATCH] + head * job[X_HEAD]
-    columns = job[ORDER] + batch * job[ORDER_ROW] + 8 * (piece[FIRST] + start)
+    columns = _columns(job) + 8 * (batch * job[STORED] + piece[FIRST] + start)
     if piece[BITS] == 16:
         out = piece[CODES] + row * piece[HEAD] + start * job[CHANNELS] * stored.itemsize
         copied_tokens(given, stored, x, job[X_TOKEN], columns, tokens, out, job[CHANNELS], work + _COPIED)
@@ -147,7 +154,7 @@ def _store_parts(given: type[np.generic], stored: type[np.generic]) -> Any:
     def store(address: Any) -> None:
         job = carray(address, SIZE, np.int64)
         pieces = carray(address, SIZE + job[PIECES] * PIECE_SIZE, np.int64)
-        workspaces = np.int64(job.ctypes.data) + 8 * len(pieces)
+        workspaces = _columns(job) + 8 * job[BATCH] * job[STORED]
         part = taken(address, NEXT_PART)
         while part < job[PARTS]:
             for start in range(SIZE, len(pieces), PIECE_SIZE):
@@ -220,10 +227,11 @@ def _run(
     parts = max(1, min(torch.get_num_threads(), batch * heads * channels * columns.shape[1] // _GRAIN))
     width, (x_batch, x_head, x_token, _) = x.element_size(), x.stride()
     function, limit = _function(x.dtype, dtype)
-    given = x.data_ptr(), width * x_batch, width * x_head, width * x_token, columns.ctypes.data, columns.strides[0]
+    given = x.data_ptr(), width * x_batch, width * x_head, width * x_token, batch, heads, columns.shape[1], channels
     kinds = _ZERO_POINTS[zero_point], limit, _float_bits(-1.0 if peak is None else peak, dtype)
-    job = array("q", (0, parts, len(pieces) // PIECE_SIZE, *given, batch, heads, channels, *kinds))
+    job = array("q", (0, parts, len(pieces) // PIECE_SIZE, *given, *kinds))
     job.extend(pieces)
+    job.frombytes(columns.tobytes())  # takes less time than asking NumPy for the address
     work, step = len(job), _WORKSPACE // 8
     job.frombytes(bytes(parts * _WORKSPACE))
     run(function, job.buffer_info()[0], parts)

@@ -38,7 +38,7 @@ _ZERO_POINTS = {"integer": INTEGER, "float": FLOAT, "symmetric": SYMMETRIC}
 _DTYPES = {(dtype, dtype) for dtype in NUMPY_KINDS} | {(torch.float32, torch.float16)}
 """Of K and V, and of what is stored."""
 
-_GRAIN = 2**13  # elements that are worth a thread of their own
+_GRAIN = 2**15  # elements that are worth a thread of their own
 _AT_ONCE = 32  # tokens that are copied without looking up where they go
 _INFINITY = 0x7F800000  # as float32; NaN is above it
 
@@ -191,18 +191,20 @@ def store_tokens(
             f"{label}, {list(x.shape)} of {x.dtype} as {dtype}, cannot be stored in one pass; use core.quantizer."
         )
     batch, heads, _, channels = x.shape
-    blocks, pieces, first = [], array("q"), 0
+    blocks: list[WindowBlock] = []
+    pieces: list[int] = []
+    first = 0
     for bits, windows in segments:
         shape = (batch, heads, windows, window_size, channels)
         block = _empty_block(x, dtype, shape, bits, zero_point)
         blocks.append(block)
         codes, tokens = block.codes.data_ptr(), windows * window_size
         scale, offset, head = block.scale.data_ptr(), block.offset.data_ptr(), tokens * channels * dtype.itemsize
-        pieces.extend((bits, first, tokens, window_size, codes, scale, offset, head))
+        pieces += bits, first, tokens, window_size, codes, scale, offset, head
         first += tokens
     tokens = columns.shape[1] - first
     kept = x.new_empty(batch, heads, tokens + room, channels, dtype=dtype)
-    pieces.extend((16, first, tokens, _AT_ONCE, kept.data_ptr(), 0, 0, kept.stride(1) * dtype.itemsize))
+    pieces += 16, first, tokens, _AT_ONCE, kept.data_ptr(), 0, 0, kept.stride(1) * dtype.itemsize
     worst = _run(x, columns, pieces, zero_point, dtype, peak)
     if worst[0] >= _INFINITY:
         check_ends(torch.tensor(worst[0], dtype=torch.int32).view(torch.float32), label)
@@ -220,7 +222,7 @@ def _empty_block(
 
 
 def _run(
-    x: Tensor, columns: NDArray[np.int64], pieces: array, zero_point: str, dtype: torch.dtype, peak: float | None
+    x: Tensor, columns: NDArray[np.int64], pieces: list[int], zero_point: str, dtype: torch.dtype, peak: float | None
 ) -> tuple[int, int]:
     """Store the pieces; bit patterns of the largest absolute values that were quantized and that were copied."""
     batch, heads, _, channels = x.shape
@@ -229,8 +231,7 @@ def _run(
     function, limit = _function(x.dtype, dtype)
     given = x.data_ptr(), width * x_batch, width * x_head, width * x_token, batch, heads, columns.shape[1], channels
     kinds = _ZERO_POINTS[zero_point], limit, _float_bits(-1.0 if peak is None else peak, dtype)
-    job = array("q", (0, parts, len(pieces) // PIECE_SIZE, *given, *kinds))
-    job.extend(pieces)
+    job = array("q", (0, parts, len(pieces) // PIECE_SIZE, *given, *kinds, *pieces))
     job.frombytes(columns.tobytes())  # takes less time than asking NumPy for the address
     work, step = len(job), _WORKSPACE // 8
     job.frombytes(bytes(parts * _WORKSPACE))

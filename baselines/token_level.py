@@ -223,7 +223,7 @@ class AttendedBound(WindowBound):
 
     def cache_of(self, prompt: Prompt, planner: Planner, pixels: Mapping[str, str]) -> PackedCache:
         """See `WindowBound.cache_of`."""
-        request = CacheRequest(prompt, self.recipe(), planner.row, self._attend, self._check_active)
+        request = CacheRequest(prompt, self.recipe(), planner.row, self._attend, self._check_active, self.layers)
         decided = planner.tiers if isinstance(planner, AttentionPlanner) else _read_again
         return TieredCache(request, planner, self.layers, lambda: self.origin, pixels, decided)
 

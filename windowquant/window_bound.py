@@ -51,7 +51,7 @@ class WindowBound(Bound):
 
     def cache_of(self, prompt: Prompt, planner: Planner, pixels: Mapping[str, str]) -> PackedCache:
         """An empty cache for a prompt whose plan comes from `planner`."""
-        request = CacheRequest(prompt, self.recipe(), planner.row, self._attend, self._check_active)
+        request = CacheRequest(prompt, self.recipe(), planner.row, self._attend, self._check_active, self.layers)
         return PackedCache(request, planner, self.layers, lambda: self.origin, pixels)
 
     def recipe(self) -> Recipe:

@@ -32,6 +32,7 @@ DECODE = (
     "decode.shape=tiny", "decode.threads=[1]", "decode.steps=2", "decode.backend=reference", *SECTIONS,
     "attention.contexts=[64]", "attention.batch=2", "attention.rounds=2", "attention.copy_mebibytes=1",
     "packing.visual_tokens=[64]", "packing.small_shape=tiny", "packing.small_visual_tokens=[32]",
+    "packing.repeats=2", "packing.small_repeats=3",
     "search.visual_tokens=128", "search.rounds=2", "overhead.episodes=1",
     "decode.sections.cache_size.visual_tokens=[128,256]",
 )  # fmt: skip
@@ -111,6 +112,7 @@ def test_decode_writes_a_record_tables_and_figures(call: Run, tmp_path: Path, mo
     notes = (tmp_path / "decoding.md").read_text()
     assert "Decode loop, ours without kernel: " in notes and "At commit" in notes  # the record of an earlier version
     assert [row["shape"] for row in record["packing"]] == ["tiny", "tiny"]
+    assert [row["pack"]["n"] for row in record["packing"]] == [2, 3]
     assert {row["search"] for row in record["search"]} >= {"window", "token"}
     table8, table9 = (json.loads((tmp_path / f"table{n}.json").read_text()) for n in (8, 9))
     assert [row["contender"] for row in table8["rows"]] == [

@@ -13,6 +13,7 @@ from windowquant.errors import UserError
 from windowquant.kernels import (
     backend_names,
     get_backend,
+    get_packer,
     get_quantizer,
     get_window_means,
     reference,
@@ -53,18 +54,22 @@ def test_other_devices_have_the_reference() -> None:
     ("name", "device", "package"), [("triton", "cpu", "triton"), (None, "cuda", "triton"), (None, "cpu", "numba")]
 )
 def test_missing_package_is_named(name: str | None, device: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "find_spec", lambda package: None)
+    monkeypatch.setattr(kernels, "_installed", lambda package: False)
     with pytest.raises(UserError, match=f"needs the package {package}, which is not installed"):
         get_backend(name, device)
 
 
-def test_quantizer_where_there_is_a_faster_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packer_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.zeros(1, 1, 32, 32)
-    assert get_quantizer(x, "window_channel", torch.float16) is quantize.quantize_windows
-    assert get_quantizer(x, "token", torch.float16) is None
-    assert get_quantizer(x.to("meta"), "window_channel", torch.float16) is None
-    monkeypatch.setattr(kernels, "find_spec", lambda package: None)
+    assert get_packer(x, "window_channel", torch.float16) is quantize.store_tokens
+    assert get_packer(x, "token", torch.float16) is None
+    assert get_packer(x[..., :8], "window_channel", torch.float16) is None
+    assert get_packer(x.to("meta"), "window_channel", torch.float16) is None
+    assert get_packer(x.transpose(2, 3), "window_channel", torch.float16) is None
     assert get_quantizer(x, "window_channel", torch.float16) is None
+    monkeypatch.setattr(kernels, "_installed", lambda package: False)
+    monkeypatch.setattr(kernels, "_packer", kernels._packer.__wrapped__)  # which remembers nothing
+    assert get_packer(x, "window_channel", torch.float16) is None
 
 
 def test_on_a_gpu_windows_are_quantized_and_scored_by_the_triton_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +81,7 @@ def test_on_a_gpu_windows_are_quantized_and_scored_by_the_triton_kernels(monkeyp
     assert get_quantizer(x, "token", torch.float32) is None
     assert get_window_means(cuda) is triton_similarity.window_means
     assert get_window_means(torch.device("cpu")) is window_means
-    monkeypatch.setattr(kernels, "find_spec", lambda package: None)
+    monkeypatch.setattr(kernels, "_installed", lambda package: False)
     assert get_quantizer(x, "token", torch.float16) is None
     assert get_window_means(cuda) is window_means
 

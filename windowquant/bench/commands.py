@@ -71,7 +71,7 @@ def _decode_sections(cfg: DictConfig, device: torch.device) -> dict[str, Any]:
             {"shape": name, **measure_packing(each, text_shape(name), visual, repeats)}
             for name, each, counts, repeats in (
                 (settings.shape, model, cfg.packing.visual_tokens, cfg.packing.repeats),
-                (cfg.packing.small_shape, small, cfg.packing.small_visual_tokens, 5 * cfg.packing.repeats),
+                (cfg.packing.small_shape, small, cfg.packing.small_visual_tokens, cfg.packing.small_repeats),
             )
             for visual in counts
         ]

@@ -103,33 +103,37 @@ class PackedCacheLayer(RequestLayer):
     @torch.no_grad()
     def _pack(self) -> None:
         assert self.keys is not None and self.values is not None
-        synchronize(self.keys.device)
+        device = self.keys.device
+        synchronize(device)
         start = time.perf_counter()
         length = self._request.prompt.length
         at = self._packed_at = min(self._seen, length)  # assisted decoding runs guesses along with the prompt
         arrangement, recipe = self._arrangement(self.keys.shape[0]), self._request.recipe
         self._ragged = arrangement.ragged
-        guesses = tuple(x[:, :, at:].detach().clone() for x in (self.keys, self.values))
-        k = pack_k(self.keys[:, :, :at], arrangement, recipe, self.index, length - at)
+        later = self._later(at) if at < self._seen else None
+        k = pack_k(self.keys, arrangement, recipe, self.index, length - at)
         self.keys = None  # gone before V is packed
-        v = pack_v(self.values[:, :, :at], arrangement, recipe, self.index, length - at)
+        v = pack_v(self.values, arrangement, recipe, self.index, length - at)
         self.values = None
         self.stored = joined(k, v, arrangement)
-        if at < self._seen:
-            self.stored.kept.append(*guesses)
-        synchronize(self.stored.kept.k.device)
+        if later is not None:
+            self.stored.kept.append(*later)
+        synchronize(device)
         self.pack_s = time.perf_counter() - start
 
+    def _later(self, start: int) -> tuple[Tensor, Tensor]:
+        """K and V from column `start` on, copied."""
+        assert self.keys is not None and self.values is not None
+        return self.keys[:, :, start:].detach().clone(), self.values[:, :, start:].detach().clone()
+
     def _arrangement(self, rows: int) -> Arrangement:
-        bits = self._request.bits(self.index)
-        assert bits is not None
-        return self._request.arrangement(bits, self._packed_at, rows // self._request.prompt.batch)
+        return self._request.arrangement(self.index, self._packed_at, rows // self._request.prompt.batch)
 
     def _prefix_order(self) -> Tensor:
         """Column of every token stored when the layer was packed, [B, T']; kept once it was needed."""
         if self._order is None:
             kept = self._packed().kept.k
-            self._order = self._arrangement(kept.shape[0]).order().to(kept.device)
+            self._order = self._arrangement(kept.shape[0]).order.to(kept.device, copy=True)
         return self._order
 
     def _full_order(self) -> Tensor:

@@ -12,9 +12,16 @@ from windowquant.cache.growing import ROOM, GrowingKV
 from windowquant.cache.kv_bytes import KVBytes, tensor_bytes
 from windowquant.cache.recipe import Recipe
 from windowquant.core.packed import Segment, WindowBlock
-from windowquant.core.quantizer import Granularity, ZeroPoint, quantize_pieces, storage_bytes, unquantized, window_parts
-from windowquant.errors import UserError
-from windowquant.kernels import get_quantizer
+from windowquant.core.quantizer import (
+    Granularity,
+    ZeroPoint,
+    check_finite,
+    quantize_pieces,
+    storage_bytes,
+    unquantized,
+    window_parts,
+)
+from windowquant.kernels import get_packer, get_quantizer
 
 
 @dataclass(eq=False)
@@ -104,18 +111,23 @@ def pack_v(v: Tensor, arrangement: Arrangement, recipe: Recipe, layer: int, expe
 def _pack(
     x: Tensor, bits: list[int], arrangement: Arrangement, recipe: Recipe, label: str, peak: float | None, expected: int
 ) -> PackedHalf:
-    x, places = x.detach(), zip(arrangement.segments, bits, strict=True)
-    blocks = tuple(_block(x, place.columns, width, recipe, label, peak) for place, width in places)
-    return PackedHalf(blocks, _copied(x, arrangement.kept, recipe, label, expected + ROOM))
+    dtype, room = recipe.storage_dtype(x.dtype), expected + ROOM
+    pack = get_packer(x, recipe.granularity, dtype)
+    if pack is not None:
+        segments = [(width, len(place.windows)) for width, place in zip(bits, arrangement.segments, strict=True)]
+        columns, size = arrangement.columns, arrangement.window_size
+        return PackedHalf(*pack(x, columns, segments, size, recipe.zero_point, dtype, label, peak, room))
+    x, places = x.detach(), zip(arrangement.segment_columns(), bits, strict=True)
+    blocks = tuple(_block(x, columns, width, recipe, label, peak) for columns, width in places)
+    return PackedHalf(blocks, _copied(x, arrangement.kept_columns(), recipe, label, room))
 
 
 def joined(k: PackedHalf, v: PackedHalf, arrangement: Arrangement) -> StoredLayer:
     """A layer from what `pack_k` and `pack_v` made of it with the same arrangement."""
     places = zip(k.blocks, v.blocks, arrangement.segments, strict=True)
     segments = tuple(Segment(k_block, v_block, place.windows) for k_block, v_block, place in places)
-    columns = arrangement.kept
-    kept = GrowingKV.of_buffers(k.kept, v.kept, columns.shape[1])
-    return StoredLayer(segments, kept, kept.length, arrangement.kept_visual, int((columns < 0).sum()))
+    kept = GrowingKV.of_buffers(k.kept, v.kept, arrangement.kept)
+    return StoredLayer(segments, kept, kept.length, arrangement.kept_visual, arrangement.empty)
 
 
 def _gather(x: Tensor, columns: Tensor) -> Tensor:
@@ -158,9 +170,3 @@ def _block(x: Tensor, columns: Tensor, bits: int, recipe: Recipe, label: str, pe
 
     shape = (x.shape[0], x.shape[1], windows, size, x.shape[3])
     return quantize_pieces(piece, shape, bits, granularity, zero_point, label, peak)
-
-
-def check_finite(x: Tensor, label: str) -> None:
-    """Raise UserError, naming `label`, if x of any shape holds NaN or infinity."""
-    if x.numel() and not all(bool(torch.isfinite(end)) for end in torch.aminmax(x)):
-        raise UserError(f"{label} holds NaN or infinity in {x.dtype}; look for overflow in the model's prefill.")

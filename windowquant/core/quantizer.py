@@ -13,6 +13,7 @@ minimum.
 """
 
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Literal, get_args
 
 import torch
@@ -134,13 +135,27 @@ def empty_block(
 
     Raises UserError for options that `quantize` does not take.
     """
+    codes, groups, offset = _stored_shapes(shape, bits, granularity, zero_point)
+    return WindowBlock(
+        x.new_empty(*codes, dtype=torch.uint8),
+        x.new_empty(*groups, dtype=dtype),
+        x.new_empty(*offset, dtype=dtype),
+        bits,
+        shape,
+        granularity,
+    )
+
+
+@lru_cache(maxsize=512)
+def _stored_shapes(
+    shape: tuple[int, int, int, int, int], bits: int, granularity: str, zero_point: str
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Of codes, scales and offsets; UserError for what cannot be."""
     _check_choice("zero_point", zero_point, get_args(ZeroPoint))
     if zero_point == "symmetric":
         check_symmetric(bits)
-    codes = x.new_empty(*shape[:4], packed_bytes(shape[4], bits), dtype=torch.uint8)
-    groups = _group_shape(shape, granularity)
-    offset = x.new_empty([shape[0], 0] if zero_point == "symmetric" else groups, dtype=dtype)
-    return WindowBlock(codes, x.new_empty(groups, dtype=dtype), offset, bits, shape, granularity)
+    groups = tuple(_group_shape(shape, granularity))
+    return (*shape[:4], packed_bytes(shape[4], bits)), groups, (shape[0], 0) if zero_point == "symmetric" else groups
 
 
 def _groups_of(part: slice, groups: Tensor) -> slice:
@@ -153,6 +168,17 @@ def check_ends(ends: Tensor, label: str) -> None:
     if not bool(torch.isfinite(ends).all()):
         kind = "NaN" if bool(torch.isnan(ends).any()) else "infinity"
         raise UserError(f"{label} holds {kind} and cannot be quantized; look for overflow in the model's prefill.")
+
+
+def check_finite(x: Tensor, label: str) -> None:
+    """Raise UserError, naming `label`, if x of any shape holds NaN or infinity."""
+    if x.numel() and not all(bool(torch.isfinite(end)) for end in torch.aminmax(x)):
+        raise not_finite(label, x.dtype)
+
+
+def not_finite(label: str, dtype: torch.dtype) -> UserError:
+    """What `check_finite` raises."""
+    return UserError(f"{label} holds NaN or infinity in {dtype}; look for overflow in the model's prefill.")
 
 
 def window_parts(shape: tuple[int, int, int, int, int]) -> Iterator[slice]:

@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from windowquant.core.windows import window_count
@@ -25,7 +27,7 @@ class Prompt:
     attended: Tensor
     visual: Tensor
     positions: Tensor | None = None
-    _windows: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
+    _windows: dict[int, NDArray[np.int64]] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def batch(self) -> int:
@@ -69,8 +71,8 @@ class Prompt:
         later = torch.arange(max(start, self.length), max(stop, self.length)) - self.length + 1
         return torch.cat([known, self.positions[..., -1:] + later], dim=-1).repeat_interleave(times, dim=1)
 
-    def windows(self, window_size: int) -> Tensor:
-        """Columns of every window: int64 [B, W, S] with W the most windows of any row; -1 where a row has fewer.
+    def windows(self, window_size: int) -> NDArray[np.int64]:
+        """Columns of every window, [B, W, S] with W the most windows of any row; -1 where a row has fewer.
 
         Windows are cut from a row's visual tokens in order (paper, equations 4 to 7); the last M mod S are in none.
         Warns, once a request, if no row has a whole window although there are visual tokens.
@@ -79,11 +81,12 @@ class Prompt:
             self._windows[window_size] = self._cut(window_size)
         return self._windows[window_size]
 
-    def _cut(self, window_size: int) -> Tensor:
+    def _cut(self, window_size: int) -> NDArray[np.int64]:
         counts = [window_count(len(row), window_size) for row in self.visual_positions]
-        columns = torch.full((self.batch, max(counts), window_size), -1, dtype=torch.int64)
-        for row, (positions, count) in enumerate(zip(self.visual_positions, counts, strict=True)):
-            columns[row, :count] = positions[: count * window_size].view(count, window_size)
+        columns = np.empty((self.batch, max(counts), window_size), np.int64)
+        columns.fill(-1)
+        for row, positions, count in zip(columns, self.visual_positions, counts, strict=True):
+            row[:count] = positions.numpy()[: count * window_size].reshape(count, window_size)
         return columns
 
     def repeat(self, times: int) -> "Prompt":

@@ -6,8 +6,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from windowquant.cache.pack import check_finite
 from windowquant.core.packing import pack, unpack
+from windowquant.core.quantizer import check_finite
 from windowquant.core.trits import PER_BYTE, pack_trits, unpack_trits
 
 _SMALLEST = 1e-5  # the official floor of scales

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from windowquant.cache.pack import check_finite
 from windowquant.cache.request_layer import RequestLayer
 from windowquant.cache.streaming.rotation import Angles, Rotation
 from windowquant.cache.streaming.state import GroupState, StreamState
 from windowquant.cache.streaming.track import Scheme, Track
 from windowquant.cache.streaming.view import GroupView, StreamView
+from windowquant.core.quantizer import check_finite
 from windowquant.errors import UserError
 from windowquant.models.prompt import Prompt
 from windowquant.timing import synchronize

@@ -1,6 +1,7 @@
-"""Quantizing 16 channels at a time; for `quantize`. `given` and `stored` are as `kv` in `tiles`: of x, and of scales.
+"""Quantizing and copying 16 channels at a time; for `quantize`.
 
-The arithmetic is that of `core.quantizer`, operation by operation.
+`given` and `stored` are as `kv` in `tiles`: of x, and of scales. The arithmetic is that of `core.quantizer`, operation
+by operation.
 """
 
 from typing import Any
@@ -31,6 +32,22 @@ def _rounded(e: Emitter, values: Any, stored: Any) -> Any:
 
 def _clamped(e: Emitter, x: Any, low: Any, high: Any) -> Any:
     return e.minimum(e.maximum(x, low), high)
+
+
+def _larger(e: Emitter, a: Any, b: Any) -> Any:
+    return e.builder.select(e.builder.icmp_signed(">", a, b), a, b)
+
+
+def _noted(e: Emitter, values: Any, worst: Any) -> None:
+    """Raise the variable `worst`, int32s, to the bit patterns of the absolute values: infinity and NaN are largest."""
+    size = e.builder.and_(e.builder.bitcast(values, WORDS), e.words(0x7FFFFFFF))
+    e.builder.store(_larger(e, size, e.builder.load(worst)), worst)
+
+
+def _report(e: Emitter, worst: Any, flaw: Any) -> None:
+    """Raise the int32 at address `flaw` to the largest of `worst`."""
+    largest = e.reduce(e.builder.load(worst), lambda a, b: _larger(e, a, b))
+    e.store(_larger(e, largest, e.load(flaw, I32)), flaw)
 
 
 def _row(e: Emitter, x: Any, stride: Any, columns: Any, token: Any) -> Any:
@@ -70,17 +87,12 @@ def group_parameters(
         e = Emitter(builder)
         first = _read(e, _row(e, x, stride, columns, e.i64(0)), given, stored)
         low, high, worst = e.variable(first), e.variable(first), e.variable(e.words(0))
-
-        def larger(a: Any, b: Any) -> Any:
-            return builder.select(builder.icmp_signed(">", a, b), a, b)
-
         with e.loop(tokens) as token:
             values = _read(e, _row(e, x, stride, columns, token), given, stored)
             builder.store(e.minimum(values, builder.load(low)), low)
             builder.store(e.maximum(values, builder.load(high)), high)
-            size = builder.and_(builder.bitcast(values, WORDS), e.words(0x7FFFFFFF))
-            builder.store(larger(size, builder.load(worst)), worst)
-        e.store(larger(e.reduce(builder.load(worst), larger), e.load(flaw, I32)), flaw)
+            _noted(e, values, worst)
+        _report(e, worst, flaw)
         lowest, highest, limit = builder.load(low), builder.load(high), e.splat(limit)
         levels = builder.sub(builder.shl(e.i64(1), bits), e.i64(1))
         symmetric = builder.icmp_signed("==", zero_point, e.i64(SYMMETRIC))
@@ -162,3 +174,39 @@ def packed(typing: Any, many: Any, codes: Any, out: Any, width: Any, planes: Any
         return context.get_dummy_value()
 
     return types.void(many, *[types.int64] * 5), generate
+
+
+@intrinsic
+def copied_tokens(
+    typing: Any,
+    given: Any,
+    stored: Any,
+    x: Any,
+    stride: Any,
+    columns: Any,
+    tokens: Any,
+    out: Any,
+    channels: Any,
+    flaw: Any,
+) -> Any:
+    """Copy all channels of tokens of x, as they are stored, to consecutive rows at `out`; `flaw` as above."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        _, _, x, stride, columns, tokens, out, channels, flaw = args
+        e, kind = Emitter(builder), KINDS[stored.dtype]
+        size, out_size = (2 if KINDS[each.dtype] != "float32" else 4 for each in (given, stored))
+        worst = e.variable(e.words(0))
+        last = builder.sub(channels, e.i64(LANES))  # the last block may do some channels again
+        blocks = builder.sdiv(builder.add(channels, e.i64(LANES - 1)), e.i64(LANES))
+        with e.loop(tokens) as token:
+            row, target = _row(e, x, stride, columns, token), e.at(out, builder.mul(token, channels), out_size)
+            with e.loop(blocks) as block:
+                first = builder.mul(block, e.i64(LANES))
+                first = builder.select(builder.icmp_signed("<", first, last), first, last)
+                values = _read(e, e.at(row, first, size), given, stored)
+                _noted(e, values, worst)
+                e.store(e.narrow(values, kind), e.at(target, first, out_size))
+        _report(e, worst, flaw)
+        return context.get_dummy_value()
+
+    return types.void(given, stored, *[types.int64] * 7), generate

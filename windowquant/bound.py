@@ -24,6 +24,7 @@ from windowquant.models.features import VisualFeatures, take_features, visual_fe
 
 if TYPE_CHECKING:
     from windowquant.method import Method
+    from windowquant.static_step import StaticStep
 
 _bound_models: "WeakSet[PreTrainedModel]" = WeakSet()
 
@@ -116,6 +117,27 @@ class Bound:
         """
         self._check_active()
         return conversation.resume(self, cache, inputs)
+
+    def static_step(self, cache: Cache, max_new_tokens: int) -> "StaticStep":
+        """The decode step on a packed cache with fixed shapes, for at most so many tokens a row: for CUDA graphs.
+
+        The prompt must have been run, by `generate` for its first token or by the model's `forward` with positions that
+        do not count padding::
+
+            cache = wq.new_cache(inputs)
+            tokens = model.generate(**inputs, cache=cache, max_new_tokens=1)[:, -1:]
+            step = wq.static_step(cache, 31)
+            for _ in range(31):
+                tokens = step(tokens).argmax(-1, keepdim=True)
+
+        Takes room for these tokens at once, and 8 bytes a stored token, row and layer. Attention reads the room, too.
+        Raises UserError before the prompt is complete, for a model on several devices, and for caches of other kinds
+        than packed windows.
+        """
+        from windowquant.static_step import StaticStep
+
+        self._check_active()
+        return StaticStep(self, cache, max_new_tokens)
 
     def load_cache(self, path: str | os.PathLike[str], inputs: Mapping[str, Any] | None = None) -> RequestCache:
         """The cache that `RequestCache.save` wrote to `path`: it answers as the saved one would have, bit for bit.

@@ -17,7 +17,6 @@ from windowquant.cache.origin import CacheOrigin
 from windowquant.cache.packed_cache import Planner
 from windowquant.cache.request_cache import RequestCache
 from windowquant.calibrate.origin import fingerprint, model_name
-from windowquant.compiled import check_not_compiled
 from windowquant.errors import UserError
 from windowquant.models import Prompt, adapter_for, cache_keyword
 from windowquant.models.features import VisualFeatures, take_features, visual_features
@@ -55,7 +54,6 @@ class Bound:
             raise UserError(
                 "A model with sliding-window attention layers is not supported; use one with full attention."
             )
-        check_not_compiled(model, self.adapter.language_model(model))
         self.layers = int(self.text_config.num_hidden_layers)
         self.cache_keyword = cache_keyword(model)
         self._undo: ExitStack | None = None

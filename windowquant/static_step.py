@@ -41,6 +41,11 @@ class StaticStep:
 
     _graph: torch.cuda.CUDAGraph | None
 
+    @property
+    def captured(self) -> bool:
+        """Whether calls replay a CUDA graph by now."""
+        return self._graph is not None
+
     def compile(self, **options: Any) -> None:
         """Compile the step by `torch.compile` with these options; on CUDA it is captured all the same."""
         self._forward = torch.compile(self._step, **options)

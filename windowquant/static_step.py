@@ -34,9 +34,10 @@ class StaticStep:
         self._positions = _positions(self._prompt, self._seen, times).to(bound.device)
         self._written = torch.zeros(1, dtype=torch.int64, device=bound.device)
         padding = ~self._prompt.attended.repeat_interleave(times, 0).to(bound.device)
-        layers = [StaticLayer(x, self._written, max_new_tokens, padding, request.attend) for x in self._cache.layers]
-        self._model, self._given = bound.model, {bound.cache_keyword: Cache(layers=layers)}
-        self._forward = self._step
+        self._layers = [
+            StaticLayer(layer, self._written, max_new_tokens, padding, request.attend) for layer in self._cache.layers
+        ]
+        self._model, self._given = bound.model, {bound.cache_keyword: Cache(layers=self._layers)}
         self._warm, self._graph, self._logits = False, None, torch.empty(0)
 
     _graph: torch.cuda.CUDAGraph | None
@@ -47,8 +48,11 @@ class StaticStep:
         return self._graph is not None
 
     def compile(self, **options: Any) -> None:
-        """Compile the step by `torch.compile` with these options; on CUDA it is captured all the same."""
-        self._forward = torch.compile(self._step, **options)
+        """Compile the step by `torch.compile` with these options; on CUDA it is captured all the same.
+
+        So choose no mode that makes CUDA graphs of its own ("reduce-overhead").
+        """
+        self._forward = torch.compile(self._forward, **options)  # type: ignore[method-assign]
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """Logits [B, vocabulary] after the next token of each row, int64 [B, 1].
@@ -65,7 +69,7 @@ class StaticStep:
         return out
 
     @torch.no_grad()
-    def _step(self) -> Tensor:
+    def _forward(self) -> Tensor:
         found = self._model(input_ids=self._tokens, position_ids=self._positions, use_cache=True, **self._given)
         self._written.add_(1)
         self._positions.add_(1)
@@ -88,7 +92,12 @@ class StaticStep:
             )
         if self._left == 0:
             raise UserError("The room of this static step is used up; make it with a larger max_new_tokens.")
-        if request.prompt is not self._prompt or self._cache.get_seq_length() != self._seen:
+        same = zip(self._layers, self._cache.layers, strict=True)
+        if (
+            request.prompt is not self._prompt
+            or self._cache.get_seq_length() != self._seen
+            or not all(static.writes_into(layer) for static, layer in same)
+        ):
             raise UserError("The cache was used elsewhere since; make a new one with static_step(cache, ...).")
 
 

@@ -22,7 +22,7 @@ from windowquant.method import get_method
 from windowquant.static_step import StaticStep
 
 STEPS = 10
-METHODS = (EXACT, WINDOWQUANT, {**WINDOWQUANT, "reorder": False, "backend": "reference"})
+METHODS = (EXACT, WINDOWQUANT, {**WINDOWQUANT, "reorder": False, "backend": "reference"}, {"name": "no_video"})
 
 
 def padded(name: str, seed: int = 0) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def expected(bound: Bound, inputs: dict[str, Any], count: int = STEPS) -> Any:
     return generate(bound.model, inputs, bound.new_cache(inputs), max_new_tokens=1 + count)
 
 
-@pytest.mark.parametrize("method", METHODS, ids=["fp16", "windowquant", "in place"])
+@pytest.mark.parametrize("method", METHODS, ids=["fp16", "windowquant", "in place", "no_video"])
 @pytest.mark.parametrize("name", NAMES)
 def test_same_tokens_as_generate_and_the_cache_goes_on(name: str, method: dict[str, Any]) -> None:
     model, inputs = loaded(name)[0], padded(name)
@@ -106,7 +106,7 @@ def test_one_graph_serves_all_steps(name: str, method: dict[str, Any]) -> None:
     assert frames == before, "another request of a shape like an earlier one compiles nothing"
 
 
-@pytest.mark.parametrize("method", METHODS, ids=["fp16", "windowquant", "in place"])
+@pytest.mark.parametrize("method", METHODS, ids=["fp16", "windowquant", "in place", "no_video"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recorded_step_can_be_replayed_as_a_cuda_graph_is(name: str, method: dict[str, Any]) -> None:
     model, inputs = loaded(name)[0], padded(name)
@@ -135,7 +135,7 @@ def test_the_recorder_finds_what_a_cuda_graph_cannot_hold() -> None:
     assert len(recorder.replay()) == 1, "shapes stay as they were recorded"
 
 
-def test_misuse_is_told_in_words() -> None:
+def test_misuse_is_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     name = "llava_onevision"
     model, inputs = loaded(name)[0], asked(name)
     with get_method("kivi", group=8).bind(model) as bound:
@@ -152,6 +152,10 @@ def test_misuse_is_told_in_words() -> None:
         tokens = run(model, inputs, cache)
         with pytest.raises(UserError, match="max_new_tokens is 0"):
             bound.static_step(cache, 0)
+        monkeypatch.setattr(bound, "_device", torch.device("meta"))
+        with pytest.raises(UserError, match="on one device"):
+            bound.static_step(cache, 2)
+        monkeypatch.undo()
         step = bound.static_step(cache, 2)
         with pytest.raises(UserError, match=r"of shape \[1, 1\], not \[1\]"):
             step(tokens[0])
@@ -160,6 +164,10 @@ def test_misuse_is_told_in_words() -> None:
         step(tokens)
         with pytest.raises(UserError, match="used up"):
             step(tokens)
+        with pytest.raises(UserError, match="used elsewhere"):
+            other(tokens)
+        other = bound.static_step(cache, 2)
+        cache.reorder_cache(torch.tensor([0]))
         with pytest.raises(UserError, match="used elsewhere"):
             other(tokens)
         other = bound.static_step(cache, 2)

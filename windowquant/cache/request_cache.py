@@ -36,8 +36,8 @@ class RequestCache(Cache):
         """Take K and V [B, H, t, D] of the next t columns into a layer; what comes back is for our attention."""
         layer = self.layers[layer_idx]
         if torch.compiler.is_compiling():  # its lengths would be compiled in
-            return _update_untraced(layer, key_states, value_states, *args, **kwargs)
-        return layer.update(key_states, value_states, *args, **kwargs)
+            return _update_untraced(layer, key_states, value_states)
+        return layer.update(key_states, value_states)
 
     def observe(self, embeds: Tensor) -> None:
         """Take in the embeddings [B or k * B, t, C] of the next t columns as they enter the language model."""
@@ -90,5 +90,5 @@ class RequestCache(Cache):
 
 
 @torch.compiler.disable
-def _update_untraced(layer: Any, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-    return layer.update(k, v, *args, **kwargs)
+def _update_untraced(layer: Any, k: Tensor, v: Tensor) -> tuple[Any, Any]:
+    return layer.update(k, v)

@@ -42,6 +42,10 @@ class StaticLayer(RequestLayer):
         self._number = next(_numbers)
         _layers[self._number] = self
 
+    def writes_into(self, layer: PackedCacheLayer) -> bool:
+        """Whether the layer's 16-bit buffers are still the ones that this was made with."""
+        return layer.state().stored.kept.tensors()[0] is self._k
+
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Everything is there already."""
 

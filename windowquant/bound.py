@@ -17,6 +17,7 @@ from windowquant.cache.origin import CacheOrigin
 from windowquant.cache.packed_cache import Planner
 from windowquant.cache.request_cache import RequestCache
 from windowquant.calibrate.origin import fingerprint, model_name
+from windowquant.compiled import check_not_wrapped, compile_anew
 from windowquant.errors import UserError
 from windowquant.models import Prompt, adapter_for, cache_keyword
 from windowquant.models.features import VisualFeatures, take_features, visual_features
@@ -45,6 +46,7 @@ class Bound:
     """
 
     def __init__(self, method: "Method", model: PreTrainedModel, processor: object = None) -> None:
+        check_not_wrapped(model)
         self.method, self.model, self.processor = method, model, processor
         self.adapter = adapter_for(model)
         self.text_config = self.adapter.text_config(model)
@@ -70,7 +72,10 @@ class Bound:
         with ExitStack() as undo:
             _bound_models.add(self.model)
             undo.callback(_bound_models.discard, self.model)
-            undo.callback(take_features(self.adapter.language_model(self.model)).remove)
+            language_model = self.adapter.language_model(self.model)
+            compile_anew(self.model, language_model)
+            undo.callback(compile_anew, self.model, language_model)
+            undo.callback(take_features(language_model).remove)
             self._install(undo)
             self._undo = undo.pop_all()
         return self

@@ -100,7 +100,6 @@ class PackedCacheLayer(RequestLayer):
         if self._request.bits(self.index) is not None:
             self._pack()
 
-    @torch.compiler.disable
     @torch.no_grad()
     def _pack(self) -> None:
         assert self.keys is not None and self.values is not None

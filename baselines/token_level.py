@@ -256,9 +256,15 @@ def _attention(
     if isinstance(key, BalancedView):
         query, key, value = key.balanced(query), key.view, key.view
     out = windowquant_attention(module, query, key, value, attention_mask, scaling, **kwargs)
-    if isinstance(key, Tensor) and module in _watched:
-        _watched[module](query, key, attention_mask, scaling)
+    if isinstance(key, Tensor):
+        _watch(module, query, key, attention_mask, scaling)
     return out
+
+
+@torch.compiler.disable  # it would compile in which layer it was
+def _watch(module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None, scaling: float) -> None:
+    if module in _watched:
+        _watched[module](query, key, mask, scaling)
 
 
 AttentionInterface.register(_NAME, _attention)

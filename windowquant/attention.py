@@ -54,6 +54,10 @@ def _attend_packed(
     return out.transpose(1, 2).contiguous(), None
 
 
+# torch.compile must not look into kernels, which take addresses. Asking first costs a step less than this wrapper.
+_attend_untraced = torch.compiler.disable(_attend_packed)
+
+
 def windowquant_attention(
     module: nn.Module,
     query: Tensor,
@@ -70,7 +74,8 @@ def windowquant_attention(
     are simply the last columns, causal among themselves.
     """
     if isinstance(key, PackedView):
-        return _attend_packed(module, query, key, attention_mask, scaling, **kwargs)
+        attend = _attend_untraced if torch.compiler.is_compiling() else _attend_packed
+        return attend(module, query, key, attention_mask, scaling, **kwargs)
     if not isinstance(key, Tensor):
         return key.attend(query, attention_mask, scaling).transpose(1, 2).contiguous(), None
     assert isinstance(value, Tensor)

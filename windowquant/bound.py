@@ -17,13 +17,14 @@ from windowquant.cache.origin import CacheOrigin
 from windowquant.cache.packed_cache import Planner
 from windowquant.cache.request_cache import RequestCache
 from windowquant.calibrate.origin import fingerprint, model_name
-from windowquant.compiled import check_not_compiled
+from windowquant.compiled import check_not_wrapped, compile_anew
 from windowquant.errors import UserError
 from windowquant.models import Prompt, adapter_for, cache_keyword
 from windowquant.models.features import VisualFeatures, take_features, visual_features
 
 if TYPE_CHECKING:
     from windowquant.method import Method
+    from windowquant.static_step import StaticStep
 
 _bound_models: "WeakSet[PreTrainedModel]" = WeakSet()
 
@@ -45,6 +46,7 @@ class Bound:
     """
 
     def __init__(self, method: "Method", model: PreTrainedModel, processor: object = None) -> None:
+        check_not_wrapped(model)
         self.method, self.model, self.processor = method, model, processor
         self.adapter = adapter_for(model)
         self.text_config = self.adapter.text_config(model)
@@ -54,7 +56,6 @@ class Bound:
             raise UserError(
                 "A model with sliding-window attention layers is not supported; use one with full attention."
             )
-        check_not_compiled(model, self.adapter.language_model(model))
         self.layers = int(self.text_config.num_hidden_layers)
         self.cache_keyword = cache_keyword(model)
         self._undo: ExitStack | None = None
@@ -71,7 +72,10 @@ class Bound:
         with ExitStack() as undo:
             _bound_models.add(self.model)
             undo.callback(_bound_models.discard, self.model)
-            undo.callback(take_features(self.adapter.language_model(self.model)).remove)
+            language_model = self.adapter.language_model(self.model)
+            compile_anew(self.model, language_model)
+            undo.callback(compile_anew, self.model, language_model)
+            undo.callback(take_features(language_model).remove)
             self._install(undo)
             self._undo = undo.pop_all()
         return self
@@ -116,6 +120,27 @@ class Bound:
         """
         self._check_active()
         return conversation.resume(self, cache, inputs)
+
+    def static_step(self, cache: Cache, max_new_tokens: int) -> "StaticStep":
+        """The decode step on a packed cache with fixed shapes, for at most so many tokens a row: for CUDA graphs.
+
+        The prompt must have been run, by `generate` for its first token or by the model's `forward` with positions that
+        do not count padding::
+
+            cache = wq.new_cache(inputs)
+            tokens = model.generate(**inputs, cache=cache, max_new_tokens=1)[:, -1:]
+            step = wq.static_step(cache, 31)
+            for _ in range(31):
+                tokens = step(tokens).argmax(-1, keepdim=True)
+
+        Takes room for these tokens at once, and 8 bytes a stored token, row and layer. Attention reads the room, too.
+        Raises UserError before the prompt is complete, for a model on several devices, and for caches of other kinds
+        than packed windows.
+        """
+        from windowquant.static_step import StaticStep
+
+        self._check_active()
+        return StaticStep(self, cache, max_new_tokens)
 
     def load_cache(self, path: str | os.PathLike[str], inputs: Mapping[str, Any] | None = None) -> RequestCache:
         """The cache that `RequestCache.save` wrote to `path`: it answers as the saved one would have, bit for bit.

@@ -1,23 +1,30 @@
-"""Which models `torch.compile` has changed in a way that does not go together with a packed cache."""
+"""Models that `torch.compile` has changed."""
 
+import torch
 from torch import nn
 from transformers import PreTrainedModel
 
 from windowquant.errors import UserError
 
 
-def check_not_compiled(model: PreTrainedModel, language_model: nn.Module) -> None:
-    """Raise UserError if the model, or its language model or a part of that, is compiled; a vision tower may be.
+def check_not_wrapped(model: nn.Module) -> None:
+    """Raise UserError for what `torch.compile(model)` returns, which is no model but around one."""
+    if hasattr(model, "_orig_mod"):
+        raise UserError(
+            "This is a model wrapped by torch.compile, whose generate is not compiled; bind the model inside, which it "
+            "keeps as _orig_mod, or compile with model.compile()."
+        )
 
-    A packed cache gains a token at every step and changes its form after prefill: each would compile anew.
+
+def compile_anew(model: PreTrainedModel, language_model: nn.Module) -> None:
+    """Drop what was compiled if the model, its language model or a part of that is: hooks come or go, unnoticed by it.
+
+    A compiled vision tower alone is left as it is.
     """
     inside = set(language_model.modules())
     above = (module for module in model.modules() if inside & set(module.modules()))
-    if hasattr(model, "_orig_mod") or any(_is_compiled(module) for module in above):
-        raise UserError(
-            "The language model is compiled by torch.compile, which would compile again for each length of the cache; "
-            "bind the model as it was before (torch.compile keeps it as _orig_mod), or compile its vision tower only."
-        )
+    if any(_is_compiled(module) for module in above):
+        torch.compiler.reset()
 
 
 def _is_compiled(module: nn.Module) -> bool:

@@ -4,8 +4,10 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from windowquant.cache.layer import PackedCacheLayer
 from windowquant.cache.packed_cache import PackedCache
 from windowquant.cache.request_cache import RequestCache
 
@@ -65,7 +67,12 @@ def pack_after_attention(layers: Iterable[nn.Module], find_cache: FindCache, und
             module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, index: int = index
         ) -> None:
             cache = find_cache(kwargs)
-            if isinstance(cache, PackedCache):
-                cache.layers[index].pack_if_ready()
+            if isinstance(cache, PackedCache) and cache.layers[index].keys is not None:
+                _pack(cache.layers[index])
 
         undo.callback(layer.self_attn.register_forward_hook(after, with_kwargs=True).remove)  # type: ignore[union-attr]
+
+
+@torch.compiler.disable
+def _pack(layer: PackedCacheLayer) -> None:
+    layer.pack_if_ready()

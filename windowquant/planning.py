@@ -58,6 +58,7 @@ class RequestPlanner:
 
     scores: list[Tensor] | None
 
+    @torch.compiler.disable
     def observe(self, embeds: Tensor) -> None:
         """Take in the embeddings [B or k * B, t, C] of the next t columns; searches once the last visual one is in.
 
@@ -98,6 +99,7 @@ class RequestPlanner:
             return None
         return self._plan.bits[layer]
 
+    @torch.compiler.disable
     def learn(self, layer: int, h_in: Tensor, h_out: Tensor, start: int) -> None:
         """Online: take in a layer's hidden states [B, t, C] around its attention, columns `start` to `start + t`."""
         attended = self.prompt.attended[:, start : start + h_in.shape[1]]

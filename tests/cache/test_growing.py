@@ -1,5 +1,6 @@
 """The growing 16-bit buffers."""
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -49,3 +50,18 @@ def test_select_repeats_and_drops_rows() -> None:
     buffer = GrowingKV(torch.arange(3.0)[:, None, None, None], torch.arange(3.0)[:, None, None, None])
     buffer.select(torch.tensor([2, 0, 2, 1]))
     assert buffer.k.flatten().tolist() == [2, 0, 2, 1]
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_reserved_room_holds_zeros_and_is_not_moved_until_it_is_full(used: bool) -> None:
+    buffer = GrowingKV(torch.ones(1, 2, 5, 3), torch.ones(1, 2, 5, 4))
+    if used:
+        buffer.append(torch.full((1, 2, 6, 3), float("nan")), torch.full((1, 2, 6, 4), float("nan")))
+        buffer.truncate(5)
+    buffer.reserve(20)
+    k, v = buffer.tensors()
+    assert buffer.length == 5 and buffer.slack >= 20
+    assert torch.equal(buffer.k, torch.ones(1, 2, 5, 3)) and torch.equal(buffer.v, torch.ones(1, 2, 5, 4))
+    assert not k[:, :, 5:].any() and not v[:, :, 5:].any()
+    buffer.append(torch.ones(1, 2, 20, 3), torch.ones(1, 2, 20, 4))
+    assert buffer.tensors()[0] is k and buffer.tensors()[1] is v

@@ -65,7 +65,7 @@ def test_stored_is_each_window_quantized_and_everything_else_as_it_was(pieces: l
             assert torch.equal(got_k, k[:, :, :start]) and torch.equal(got_v, v[:, :, :start])
         else:
             assert isinstance(got_k, PackedView) and got_v is got_k
-    have_k, have_v = restored(layer, layer._full_order())
+    have_k, have_v = restored(layer, layer.order())
     assert torch.equal(have_k, by_hand(k, VISUAL, BITS, SIZE))
     assert torch.equal(have_v, by_hand(v, VISUAL, BITS, SIZE))
     assert layer.get_seq_length() == 16 and layer.get_mask_sizes(3) == (19, 0)
@@ -92,7 +92,7 @@ def test_bytes_by_kind() -> None:
     assert have.fp16_windows == token * (13 + 9 - (2 + 1) * SIZE)
     assert have.tail == token * (3 + 7)
     assert have.index == 0
-    layer._full_order()
+    layer.order()
     assert layer.nbytes().index == 8 * (16 + SIZE) * B  # row 1 has a slot for the window it lacks, row 0 for text
 
 
@@ -100,7 +100,7 @@ def test_dropped_tokens_keep_their_positions() -> None:
     layer, (k, v) = make_layer(bits=(), recipe=Recipe(SIZE, kv_dtype="model", drops_visual=True)), kv(16)
     fill(layer, k, v)
     assert layer.get_seq_length() == 16
-    have_k, _ = restored(layer, layer._full_order())
+    have_k, _ = restored(layer, layer.order())
     seen = ~torch.isnan(have_k).any(-1).any(1)
     assert seen.tolist() == [[not on for on in row] for row in VISUAL]
     assert layer.nbytes().fp16_windows == 0
@@ -115,7 +115,7 @@ def test_crop_goes_back_to_the_packed_prefix_and_no_further() -> None:
     assert layer.get_seq_length() == 15
     more_k, more_v = kv(2, seed=9)
     fill(layer, more_k, more_v)
-    have_k, have_v = restored(layer, layer._full_order())
+    have_k, have_v = restored(layer, layer.order())
     want_k, want_v = torch.cat([k[:, :, :15], more_k], 2), torch.cat([v[:, :, :15], more_v], 2)
     assert torch.equal(have_k[:, :, 14:], want_k[:, :, 14:]) and torch.equal(have_v[:, :, 14:], want_v[:, :, 14:])
     with pytest.raises(UserError, match="cannot be cropped to 13"):
@@ -129,27 +129,27 @@ def test_rows_are_selected_whole(rows: list[int]) -> None:
     layer, (k, v) = make_layer(), kv(18)
     fill(layer, k[:, :, :16], v[:, :, :16])
     fill(layer, k[:, :, 16:], v[:, :, 16:])
-    before_k, before_v = restored(layer, layer._full_order())
+    before_k, before_v = restored(layer, layer.order())
     layer.reorder_cache(torch.tensor(rows))
-    have_k, have_v = restored(layer, layer._full_order())
+    have_k, have_v = restored(layer, layer.order())
     assert torch.equal(have_k, before_k[rows]) and torch.equal(have_v, before_v[rows])
 
 
 def test_rows_are_repeated_in_place() -> None:
     layer, (k, v) = make_layer(), kv(16)
     fill(layer, k, v)
-    before_k, _ = restored(layer, layer._full_order())
+    before_k, _ = restored(layer, layer.order())
     layer.batch_repeat_interleave(2)
-    have_k, _ = restored(layer, layer._full_order())
+    have_k, _ = restored(layer, layer.order())
     assert torch.equal(have_k, before_k[[0, 0, 1, 1]])
     layer.batch_select_indices(torch.tensor([3]))
-    assert torch.equal(restored(layer, layer._full_order())[0], before_k[[1]])
+    assert torch.equal(restored(layer, layer.order())[0], before_k[[1]])
 
 
 def test_a_prefill_of_repeated_rows_is_packed_as_such() -> None:
     layer, (k, v) = make_layer(), kv(16)
     fill(layer, k.repeat_interleave(3, 0), v.repeat_interleave(3, 0))
-    have_k, have_v = restored(layer, layer._full_order())
+    have_k, have_v = restored(layer, layer.order())
     assert torch.equal(have_k, by_hand(k, VISUAL, BITS, SIZE).repeat_interleave(3, 0))
     assert torch.equal(have_v, by_hand(v, VISUAL, BITS, SIZE).repeat_interleave(3, 0))
 
@@ -170,7 +170,7 @@ def test_a_layer_that_nobody_packed_packs_itself_when_more_comes() -> None:
     layer.update(k[:, :, :16], v[:, :, :16])
     got, _ = layer.update(k[:, :, 16:], v[:, :, 16:])
     assert isinstance(got, PackedView)
-    have_k, _ = restored(layer, layer._full_order())
+    have_k, _ = restored(layer, layer.order())
     assert torch.equal(have_k, torch.cat([by_hand(k[:, :, :16], VISUAL, BITS, SIZE), k[:, :, 16:]], 2))
 
 
@@ -213,16 +213,16 @@ def test_text_after_the_video_can_be_cropped_even_if_it_was_there_at_packing(ord
     layer, (k, v) = make_layer(), kv(16)
     fill(layer, k, v)
     if ordered:
-        layer._full_order()
+        layer.order()
     layer.crop(-1)
     assert layer.get_seq_length() == 15
     more_k, more_v = kv(3, seed=9)
     fill(layer, more_k, more_v)
-    have_k, have_v = restored(layer, layer._full_order())
+    have_k, have_v = restored(layer, layer.order())
     want_k, want_v = (by_hand(x, VISUAL, BITS, SIZE)[:, :, :15] for x in (k, v))
     assert torch.equal(have_k, torch.cat([want_k, more_k], 2)) and torch.equal(have_v, torch.cat([want_v, more_v], 2))
     layer.crop(-4)
-    assert torch.equal(restored(layer, layer._full_order())[0], want_k[:, :, :14])
+    assert torch.equal(restored(layer, layer.order())[0], want_k[:, :, :14])
     with pytest.raises(UserError, match="cannot be cropped to 13"):
         layer.crop(-1)
 
@@ -230,10 +230,10 @@ def test_text_after_the_video_can_be_cropped_even_if_it_was_there_at_packing(ord
 def test_more_rows_than_are_packed_repeat_them_and_others_are_refused() -> None:
     layer, (k, v) = make_layer(), kv(16)
     fill(layer, k, v)
-    before_k, _ = restored(layer, layer._full_order())
+    before_k, _ = restored(layer, layer.order())
     more_k, more_v = kv(1, batch=3 * B, seed=9)
     fill(layer, more_k, more_v)
-    have_k, _ = restored(layer, layer._full_order())
+    have_k, _ = restored(layer, layer.order())
     assert torch.equal(have_k, torch.cat([before_k.repeat_interleave(3, 0), more_k], 2))
     for rows in (B, 4):
         with pytest.raises(UserError, match=f"holds 6 rows .* used with {rows}; take it back"):
@@ -245,8 +245,8 @@ def test_tokens_beyond_the_prompt_may_come_with_it() -> None:
     """As assisted decoding does: they are no part of what is arranged, and can be cropped."""
     layer, (k, v) = make_layer(), kv(19)
     fill(layer, k, v)
-    have_k, have_v = restored(layer, layer._full_order())
+    have_k, have_v = restored(layer, layer.order())
     for have, x in ((have_k, k), (have_v, v)):
         assert torch.equal(have, torch.cat([by_hand(x[:, :, :16], VISUAL, BITS, SIZE), x[:, :, 16:]], 2))
     layer.crop(-3)
-    assert torch.equal(restored(layer, layer._full_order())[0], have_k[:, :, :16])
+    assert torch.equal(restored(layer, layer.order())[0], have_k[:, :, :16])

@@ -1,11 +1,10 @@
-"""Models in other dtypes, compiled ones, and what is left of a binding afterwards."""
+"""Models in other dtypes, those with a compiled vision tower, and what is left of a binding afterwards."""
 
 import pytest
 import torch
 
 from tests.architectures import batch_inputs, build
 from tests.generation.common import EXACT, NAMES, WHY, WINDOWQUANT, asked, close_steps, generate, loaded, same_steps
-from windowquant.errors import UserError
 from windowquant.method import get_method
 
 
@@ -93,22 +92,6 @@ def test_an_interrupted_pass_can_be_gone_back_from() -> None:
             generate(model, bound.resume(cache, inputs))
         hook.remove()
         assert close_steps(generate(model, bound.resume(cache, inputs)), want)
-
-
-COMPILED = {
-    "the model": torch.compile,
-    "in place": lambda model: model.compile() or model,
-    "its forward": lambda model: setattr(model, "forward", torch.compile(model.forward)) or model,
-    "its language model": lambda model: model.model.language_model.compile() or model,
-    "a layer": lambda model: model.model.language_model.layers[1].compile() or model,
-}
-
-
-@pytest.mark.parametrize("part", COMPILED)
-def test_a_compiled_language_model_is_refused(part: str) -> None:
-    model = COMPILED[part](build("qwen2_vl")[0])
-    with pytest.raises(UserError, match="language model is compiled by torch.compile, .* _orig_mod"):
-        get_method(**EXACT).bind(model)
 
 
 def test_a_compiled_vision_tower_and_the_model_inside_a_compiled_one_work() -> None:

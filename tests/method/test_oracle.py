@@ -66,7 +66,7 @@ def run(model, ids: Tensor, mask: Tensor, start: int, stop: int, cache, keyword:
 def restored_cache(packed) -> DynamicCache:
     oracle = DynamicCache()
     for index, layer in enumerate(packed.layers):
-        k, v = restored(layer, layer._full_order())
+        k, v = restored(layer, layer.order())
         oracle.update(k.nan_to_num(), v.nan_to_num(), index)
     return oracle
 

@@ -54,6 +54,13 @@ class GrowingKV:
         """Both buffers whole, room included."""
         return self._k, self._v
 
+    def reserve(self, tokens: int) -> None:
+        """Make room for so many more tokens at least; the room holds zeros, for kernels may read it."""
+        if tokens > self.slack:
+            self._k, self._v = (_copy_into(x, self.length + tokens) for x in (self.k, self.v))
+        for x in self.tensors():
+            x.narrow(2, self.length, self.slack).zero_()
+
     def append(self, k: Tensor, v: Tensor) -> None:
         """Add k, v [B, H, t, D] at the end, converted to the buffers' dtype."""
         count = k.shape[2]

@@ -89,7 +89,7 @@ class PackedCacheLayer(RequestLayer):
         self._seen += k.shape[2]
         stored.kept.append(k.detach(), v.detach())
         if self._view is None:
-            self._view = PackedView(stored, self._full_order, self._ragged, self._seen, self._request.attend)
+            self._view = PackedView(stored, self.order, self._ragged, self._seen, self._request.attend)
         self._view.columns = self._seen
         return self._view
 
@@ -136,11 +136,16 @@ class PackedCacheLayer(RequestLayer):
             self._order = self._arrangement(kept.shape[0]).order.to(kept.device, copy=True)
         return self._order
 
-    def _full_order(self) -> Tensor:
+    def order(self) -> Tensor:
         """Column of every stored token, [B, T]: the packed prefix, then the columns that came later."""
         prefix = self._prefix_order()
         later = torch.arange(self._packed_at, self._seen, device=prefix.device)
         return torch.cat([prefix, later.expand(prefix.shape[0], -1)], dim=1)
+
+    def count_written(self, columns: int) -> None:
+        """Take in columns whose K and V were written into the room of the 16-bit buffers (`GrowingKV.reserve`)."""
+        self._packed().kept.length += columns
+        self._seen += columns
 
     def _packed(self) -> StoredLayer:
         if self.stored is None:

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 from transformers import Cache
 
@@ -28,6 +29,15 @@ class RequestCache(Cache):
     request: Any
     origin: Callable[[], CacheOrigin]
     pixels: Mapping[str, str]
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Any, Any]:
+        """Take K and V [B, H, t, D] of the next t columns into a layer; what comes back is for our attention."""
+        layer = self.layers[layer_idx]
+        if torch.compiler.is_compiling():  # its lengths would be compiled in
+            return _update_untraced(layer, key_states, value_states)
+        return layer.update(key_states, value_states)
 
     def observe(self, embeds: Tensor) -> None:
         """Take in the embeddings [B or k * B, t, C] of the next t columns as they enter the language model."""
@@ -77,3 +87,8 @@ class RequestCache(Cache):
     def stats(self) -> "RequestStats":
         """What planning and packing took and decided so far."""
         raise NotImplementedError
+
+
+@torch.compiler.disable
+def _update_untraced(layer: Any, k: Tensor, v: Tensor) -> tuple[Any, Any]:
+    return layer.update(k, v)

@@ -138,7 +138,7 @@ def test_targets_of_decoding_want_little_memory_and_much_speed() -> None:
         {**common, "contender": "dynamic", "seconds": {"median": 0.3}, "kv_bytes": 100, "kv_ratio_16_bit": 1.0},
         {**common, "contender": "windowquant", "seconds": {"median": 0.1}, "kv_bytes": 31, "kv_ratio_16_bit": 0.31},
     ]
-    packing = [{"shape": "mini", "visual_tokens": 384, "pack_of_prefill": 0.04}]
+    packing = [{"shape": "mini", "visual_tokens": 384, "threads": 1, "pack_of_prefill": 0.04}]
     found = list(decode_targets({"decode": rows, "packing": packing}))
     assert [(round(target.value, 3), target.reached) for target in found] == [
         (3.0, True), (0.31, False), (0.31, False), (0.04, True),

@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 from omegaconf import DictConfig
+from torch import nn
 
 from windowquant.bench import record
-from windowquant.bench.decode import measure_decode
+from windowquant.bench.decode import DecodeSettings, measure_decode
 from windowquant.bench.kernels import dtype_of, measure_kernels
 from windowquant.bench.overhead import measure_overhead
 from windowquant.bench.packing import measure_packing
@@ -65,16 +66,8 @@ def _decode_sections(cfg: DictConfig, device: torch.device) -> dict[str, Any]:
     model = random_model(shape, settings.dtype, device)
     rows = measure_decode(settings, model, device, _tell)
     _tell("packing, search, overhead ...")
-    small = random_model(text_shape(cfg.packing.small_shape), dtype_of("float32"), device)
+    packing = _packing(cfg, settings, model, device)
     with threads(max(settings.threads)):
-        packing = [
-            {"shape": name, **measure_packing(each, text_shape(name), visual, repeats)}
-            for name, each, counts, repeats in (
-                (settings.shape, model, cfg.packing.visual_tokens, cfg.packing.repeats),
-                (cfg.packing.small_shape, small, cfg.packing.small_visual_tokens, cfg.packing.small_repeats),
-            )
-            for visual in counts
-        ]
         search = measure_search(shape, cfg.search.visual_tokens, settings.dtype, device, cfg.search.rounds)
     return {
         "decode": rows,
@@ -83,3 +76,19 @@ def _decode_sections(cfg: DictConfig, device: torch.device) -> dict[str, Any]:
         "search": search,
         "overhead": measure_overhead(cfg.overhead.episodes),
     }
+
+
+def _packing(cfg: DictConfig, settings: DecodeSettings, model: nn.Module, device: torch.device) -> list[dict[str, Any]]:
+    """Rows of `measure_packing` for the measured model and a small one, for each number of threads."""
+    own = cfg.packing
+    small = random_model(text_shape(own.small_shape), dtype_of("float32"), device)
+    rows = []
+    for count in settings.threads if device.type == "cpu" else [torch.get_num_threads()]:
+        for name, each, sizes, repeats in (
+            (settings.shape, model, own.visual_tokens, own.repeats),
+            (own.small_shape, small, own.small_visual_tokens, own.small_repeats),
+        ):
+            with threads(count):
+                measured = [measure_packing(each, text_shape(name), visual, repeats) for visual in sizes]
+            rows += [{"shape": name, "threads": count, **row} for row in measured]
+    return rows

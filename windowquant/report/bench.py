@@ -105,7 +105,8 @@ def _all_rows(
         "share at 16/4/2 bits": _bits,
     }
     packing = [
-        f"Packing {row['shape']}, {row['visual_tokens']:,} visual tokens, {row['dtype']}: "
+        f"Packing {row['shape']}, {row['visual_tokens']:,} visual tokens, {row['dtype']}, "
+        f"{row['threads']} thread(s): "
         f"{1e3 * row['pack']['median']:.3g} ms, {100 * row['pack_of_prefill']:.1f} % of the prefill's "
         f"{row['prefill']['median']:.3g} s and {row['pack_of_copy']:.1f} times a plain copy of K and V."
         for row in record["packing"]

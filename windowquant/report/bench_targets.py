@@ -86,7 +86,7 @@ def decode_targets(record: Mapping[str, Any]) -> Iterator[Target]:
         yield Target("decode: KV bytes over 16 bits an element", most, 0.3, ratios["windowquant"], True)
     for row in record["packing"]:
         what = f"packing over prefill, {row['shape']}, {row['visual_tokens']:,} visual tokens"
-        yield Target(what, most_threads(rows), 0.05, row["pack_of_prefill"], most=True)
+        yield Target(what, row["threads"], 0.05, row["pack_of_prefill"], most=True)
 
 
 def _limit(record: Mapping[str, Any], threads: int, seconds: float) -> str:

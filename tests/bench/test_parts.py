@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kernels.build import Shape, build, causal, plain_attention, queries, relative_error
-from windowquant.bench import unfused
+from windowquant.bench import decode, unfused
 from windowquant.bench.contenders import Cell, flash_and_flex, sdpa
 from windowquant.bench.decode import spec
 from windowquant.bench.shapes import MIXES, TEXT, mixed_bits, text_shape
@@ -150,3 +150,23 @@ def test_targets_of_decoding_want_little_memory_and_much_speed() -> None:
     assert (
         limited.what.endswith("19,600 visual tokens (DynamicCache with 980: 1.50)") and limited.value == found[0].value
     )
+
+
+def test_contenders_without_room_beside_others_are_measured_after_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = {"dynamic": [None], "windowquant": ["full", None], "hf_quanto": ["full", "full"]}
+    monkeypatch.setattr(decode._Cell, "_too_large", lambda cell, contender: answers[contender.name].pop(0))
+    together: list[list[str]] = []
+
+    def recorded(steps: dict[str, Any], *args: Any) -> dict[str, list[float]]:
+        together.append(list(steps))
+        return interleaved(steps, *args)
+
+    monkeypatch.setattr(decode, "interleaved", recorded)
+    section = decode.Section(["dynamic", "windowquant", "hf_quanto"], [1], [64])
+    settings = decode.DecodeSettings("tiny", torch.float32, {"batch": section}, [1], "reference", 1, 1.0)
+    model = random_model(text_shape("tiny"), torch.float32, torch.device("cpu"))
+    rows = decode.measure_decode(settings, model, torch.device("cpu"), lambda cell: None)
+    assert together == [["dynamic"], ["windowquant"]] and all(left == [] for left in answers.values())
+    assert [(row["contender"], row.get("skipped")) for row in rows] == [
+        ("dynamic", None), ("windowquant", None), ("hf_quanto", "full"),
+    ]  # fmt: skip

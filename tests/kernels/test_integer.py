@@ -76,14 +76,25 @@ def test_channels_and_windows_of_very_different_size() -> None:
 
 
 @tiles
-def test_zero_queries_and_zero_scales() -> None:
-    case, q = build(SHAPE, (4, 2)), queries(SHAPE, 1)
+@pytest.mark.parametrize("factor", [0.0, 1e-38, 1e-8])
+def test_scales_next_to_nothing_leave_the_shift(factor: float) -> None:
+    """As in a window whose tokens are all alike."""
+    case, q = build(SHAPE, (4, 2), shuffle=False, dtype=torch.bfloat16), queries(SHAPE, 1)
+    read = []
     for segment in case.layer.segments:
-        segment.k.scale.zero_()
-    assert torch.isfinite(attend(q, case.layer, None, 0.2)).all()
-    got = attend(torch.zeros_like(q), case.layer, None, 0.2)
+        segment.k.scale.mul_(factor)
+        if segment.windows:
+            read.append(dequantize(segment.k).flatten(2, 3).double())
+    k = torch.cat([*read, case.k[:, :, 2 * 32 :]], 2)
+    expected = plain_attention(q, replace(case, k=k), causal(1, k.shape[2]), 0.125)
+    assert relative_error(attend(q, case.layer, None, 0.125), expected) <= 4e-4
+
+
+@tiles
+def test_queries_of_zero_take_the_mean() -> None:
+    case, q = build(SHAPE, (4, 2)), queries(SHAPE, 1)
     mean = case.v.mean(2, keepdim=True).repeat_interleave(7, 1)
-    assert relative_error(got, mean) <= 4e-4
+    assert relative_error(attend(torch.zeros_like(q), case.layer, None, 0.2), mean) <= 4e-4
 
 
 @tiles

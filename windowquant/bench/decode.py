@@ -133,24 +133,34 @@ class _Cell:
         return 2 * self.shape.layers * self.shape.kv_heads * self.shape.channels * width
 
     def measure(self, names: Sequence[str], counts: Sequence[int]) -> Iterator[dict[str, Any]]:
-        steps: dict[str, Step] = {}
-        facts: dict[str, dict[str, Any]] = {}
-        with torch.no_grad(), ExitStack() as undo:
-            for name in names:
-                complaint = self._too_large(spec(name))
-                if complaint:
-                    yield {"contender": name, "skipped": complaint}
-                    continue
-                steps[name], facts[name] = self._contender(spec(name), undo)
-            for count in counts:
-                with threads(count):
-                    times = interleaved(
-                        steps, self.settings.steps, clock_for(self.device), self.settings.budget_s
-                    )  # fmt: skip
-                for name, own in facts.items():
-                    seconds = summary(times[name])
-                    rate = self.batch / seconds["median"]
-                    yield {"contender": name, **own, "threads": count, "seconds": seconds, "tokens_per_s": rate}
+        """Rows of the contenders: taking turns, but for those that have room only once the others are gone."""
+        left = list(names)
+        while left:
+            steps: dict[str, Step] = {}
+            facts: dict[str, dict[str, Any]] = {}
+            with torch.no_grad(), ExitStack() as undo:
+                while left:
+                    _give_back()
+                    complaint = self._too_large(spec(left[0]))
+                    if complaint and steps:
+                        break
+                    name = left.pop(0)
+                    if complaint:
+                        yield {"contender": name, "skipped": complaint}
+                    else:
+                        steps[name], facts[name] = self._contender(spec(name), undo)
+                yield from self._timed(steps, facts, counts)
+
+    def _timed(
+        self, steps: dict[str, Step], facts: dict[str, dict[str, Any]], counts: Sequence[int]
+    ) -> Iterator[dict[str, Any]]:
+        for count in counts if steps else ():
+            with threads(count):
+                times = interleaved(steps, self.settings.steps, clock_for(self.device), self.settings.budget_s)
+            for name, own in facts.items():
+                seconds = summary(times[name])
+                rate = self.batch / seconds["median"]
+                yield {"contender": name, **own, "threads": count, "seconds": seconds, "tokens_per_s": rate}
 
     def _too_large(self, contender: Spec) -> str | None:
         """Why the contender has no room, if so: for what it holds, and a layer in full precision while it is filled."""
@@ -168,7 +178,6 @@ class _Cell:
         method = self._method(contender)
         model: Any = sharing(self.model)
         bound = undo.enter_context(method.bind(model))
-        _give_back()
         peak, before = PeakMemory(self.device), psutil.Process().memory_info().rss
         peak.start()
         start = perf_counter()

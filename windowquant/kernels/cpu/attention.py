@@ -1,9 +1,9 @@
 """Attention over a packed layer on the CPU, in one pass over the codes."""
 
-import ctypes
 import struct
 import sys
 import threading
+from array import array
 from functools import lru_cache
 
 import torch
@@ -12,7 +12,6 @@ from torch import Tensor
 from windowquant.core.packed import PackedLayer
 from windowquant.errors import UserError
 from windowquant.kernels.cpu import integer
-from windowquant.kernels.cpu import job as j
 from windowquant.kernels.cpu.amx import available
 from windowquant.kernels.cpu.kinds import CHANNEL_STRIDE, MAX_CHANNELS, NUMPY_KINDS, TOKENS
 from windowquant.kernels.cpu.loop import attend_parts
@@ -23,7 +22,7 @@ from windowquant.kernels.reference import stored_mask
 
 _ROWS = (8, 7, 4, 1)  # few, for each is compiled apart
 _GRAIN = 32  # tiles that are worth a thread of their own
-_Job = ctypes.c_int64 * j.SIZE
+_TILES = {rows: int(config.ctypes.data) for rows, config in integer.CONFIGS.items()}
 _local = threading.local()
 
 
@@ -35,8 +34,8 @@ def attend(q: Tensor, layer: PackedLayer, mask: Tensor | None, scaling: float) -
     multiple of 32 tokens, and a head_dim whose rows of codes are multiples of 16 bytes. Elsewhere a tile is copied and
     padded, or scales are applied one by one; a mask is gathered into stored order, float32 [B or 1, Tq, T].
 
-    Queries of 16 bits are multiplied as integers, in groups of window_channel and such rows, where the processor
-    multiplies tiles of bytes (AMX): queries, times a window's scale, and probabilities are rounded to 16 bits
+    Queries of 16 bits, with a head_dim that is a multiple of 64, are multiplied as integers on that path where the
+    processor multiplies tiles of bytes (AMX): queries, times a window's scale, and probabilities are rounded to 16 bits
     (`integer`), and sums are exact. The result is off by about 1e-4 of its largest value, which is less than by the
     rounding of such queries; those for which scores would be off by more than 5e-4 are multiplied as floats.
 
@@ -63,17 +62,17 @@ def attend(q: Tensor, layer: PackedLayer, mask: Tensor | None, scaling: float) -
     buffers = torch.empty(3, batch * heads + parts, padded, CHANNEL_STRIDE)
     scaled, each = buffers.data_ptr(), buffers.nbytes // 3
     # fmt: off
-    job = _Job(
+    job = array("q", (
         0, 0, parts,
         table.address, len(table.rows), tiles, tokens,
         given.data_ptr(), _bits(scaling * float(LOG2_E)), rows, padded, queries,
         batch * heads, heads, channels,
         *((0, 0) if bias is None else (bias.data_ptr(), 4 * bias.stride(0) if len(bias) > 1 else 0)),
         scaled, scaled + each, _workspace(parts), out.data_ptr(),
-        integer.CONFIGS[at_once].ctypes.data if _by_integers(q) else 0, scaled + 2 * each,
-    )
+        _TILES[at_once] if _by_integers(q) else 0, scaled + 2 * each,
+    ))
     # fmt: on
-    run(attend_parts(at_once, NUMPY_KINDS[layer.fp_k.dtype]).address, ctypes.addressof(job), parts)
+    run(attend_parts(at_once, NUMPY_KINDS[layer.fp_k.dtype]).address, job.buffer_info()[0], parts)
     return out.to(q.dtype)
 
 

@@ -11,16 +11,8 @@ import numpy as np
 from windowquant.kernels.cpu import job as j
 from windowquant.kernels.cpu import table as t
 from windowquant.kernels.cpu.compiled import compiled
-from windowquant.kernels.cpu.integer import (
-    CHUNK_CHANNELS,
-    add_values,
-    k_products,
-    prob_bytes,
-    query_bytes,
-    scores_of,
-    spread_query,
-    v_codes_as_bytes,
-)
+from windowquant.kernels.cpu.integer import CHUNK_CHANNELS, prob_bytes, query_bytes, spread_query
+from windowquant.kernels.cpu.integer_tiles import add_values, k_products, scores_of, v_codes_as_bytes
 from windowquant.kernels.cpu.primitives import number, put
 from windowquant.kernels.cpu.steps import (
     DOTS,

@@ -22,7 +22,7 @@ KERNEL_LINES = (
     ("SDPA, query group as rows", "float32"),
     ("QuantizedCache hf_quanto, step", "float32"),
 )
-_COLOURS = ("C0", "C1", "C2", "C3", "C4", "C5", "C6", "C7", "C8", "C9", "black", "gray")
+_COLOURS = ("C0", "C1", "C2", "C3", "C4", "C5", "C6", "C7", "C8", "C9", "black", "navy")
 
 
 def kernel_figure(title: str, rows: Sequence[Row]) -> Figure:

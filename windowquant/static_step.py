@@ -86,9 +86,10 @@ class StaticStep:
     def _check(self, tokens: Tensor) -> None:
         request = self._cache.request
         request.check_usable()
-        if tokens.shape != self._tokens.shape:
+        if not isinstance(tokens, Tensor) or tokens.shape != self._tokens.shape or tokens.is_floating_point():
+            given = f"{list(tokens.shape)} of {tokens.dtype}" if isinstance(tokens, Tensor) else repr(tokens)
             raise UserError(
-                f"A static step takes one token a row, of shape {list(self._tokens.shape)}, not {list(tokens.shape)}."
+                f"A static step takes token ids of shape {list(self._tokens.shape)}, one a row, not {given}."
             )
         if self._left == 0:
             raise UserError("The room of this static step is used up; make it with a larger max_new_tokens.")
@@ -109,8 +110,8 @@ def _checked(cache: Cache, device: torch.device, tokens: int) -> PackedCache:
         )
     if not cache.packed or cache.get_seq_length() < cache.request.prompt.length:
         raise UserError("The cache holds no complete prompt yet; run the prefill first.")
-    if tokens < 1:
-        raise UserError(f"max_new_tokens is {tokens}; give a number above 0.")
+    if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
+        raise UserError(f"max_new_tokens is {tokens!r}; give a whole number above 0.")
     if any(layer.state().stored.kept.k.device != device for layer in cache.layers):
         raise UserError("A static step needs the whole language model on one device; load it without a device_map.")
     return cache

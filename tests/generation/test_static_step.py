@@ -150,15 +150,21 @@ def test_misuse_is_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(UserError, match="run the prefill first"):
             bound.static_step(bound.encode(inputs), 4)
         tokens = run(model, inputs, cache)
-        with pytest.raises(UserError, match="max_new_tokens is 0"):
-            bound.static_step(cache, 0)
+        for count in (0, 2.5, None, True):
+            with pytest.raises(UserError, match=f"max_new_tokens is {count!r}; give a whole number above 0"):
+                bound.static_step(cache, count)
         monkeypatch.setattr(bound, "_device", torch.device("meta"))
         with pytest.raises(UserError, match="on one device"):
             bound.static_step(cache, 2)
         monkeypatch.undo()
         step = bound.static_step(cache, 2)
-        with pytest.raises(UserError, match=r"of shape \[1, 1\], not \[1\]"):
-            step(tokens[0])
+        for wrong, given in (
+            (tokens[0], r"\[1\] of torch.int64"),
+            (tokens / 2, r"\[1, 1\] of torch.float32"),
+            (5, "5"),
+        ):
+            with pytest.raises(UserError, match=rf"of shape \[1, 1\], one a row, not {given}"):
+                step(wrong)
         step(tokens)
         other = bound.static_step(cache, 2)
         step(tokens)

@@ -289,3 +289,30 @@ def test_layer_without_segments(tolerance: float) -> None:
     bare = PackedLayer(case.layer.fp_k, case.layer.fp_v, (), case.layer.order)
     q = queries(shape, 1)
     assert relative_error(attend(q, bare, None, 0.2), plain_attention(q, case, causal(1, 5), 0.2)) <= tolerance
+
+
+def test_nan_is_not_hidden() -> None:
+    """In K, V or queries: the heads that read it answer NaN, and the others do not."""
+    shape = Shape(group=7, channels=64, window=32, tail=40)
+    q = queries(shape, 1)
+    for where in ("fp_k", "fp_v", "q"):
+        case, asked = build(shape, (4, 2)), q.clone()
+        (asked[:, :7] if where == "q" else getattr(case.layer, where)[:, 0])[..., -1, 3] = torch.nan
+        got = attend(asked, case.layer, None, 0.2)
+        assert got[:, :7].isnan().any(dim=(1, 2, 3)).all() and not got[:, 7:].isnan().any(), where
+
+
+def _nothing(address: object) -> None:
+    """To be compiled."""
+
+
+def test_damaged_code_is_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "_folder", lambda: str(tmp_path))
+    compiled.compiled_for_c(_nothing)
+    kept = list(tmp_path.rglob("*.nb*"))
+    assert len(kept) == 2
+    for share in (0.0, 0.5):
+        for path in kept:
+            path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
+        assert compiled.compiled_for_c(_nothing).address
+        assert all(path.stat().st_size for path in tmp_path.rglob("*.nb*"))

@@ -163,11 +163,17 @@ def _groups_of(part: slice, groups: Tensor) -> slice:
     return part if groups.shape[2] > 1 else slice(None)
 
 
+_REMEDY = (
+    "look for overflow in the model's prefill, or set kv_dtype=model if the model's values exceed what float16 holds "
+    "(65504)."
+)
+
+
 def check_ends(ends: Tensor, label: str) -> None:
     """Raise UserError unless minima and maxima [n, 2] are finite: a NaN spreads to them and an infinity is one."""
     if not bool(torch.isfinite(ends).all()):
         kind = "NaN" if bool(torch.isnan(ends).any()) else "infinity"
-        raise UserError(f"{label} holds {kind} and cannot be quantized; look for overflow in the model's prefill.")
+        raise UserError(f"{label} holds {kind} and cannot be quantized; {_REMEDY}")
 
 
 def check_finite(x: Tensor, label: str) -> None:
@@ -178,7 +184,7 @@ def check_finite(x: Tensor, label: str) -> None:
 
 def not_finite(label: str, dtype: torch.dtype) -> UserError:
     """What `check_finite` raises."""
-    return UserError(f"{label} holds NaN or infinity in {dtype}; look for overflow in the model's prefill.")
+    return UserError(f"{label} holds NaN or infinity in {dtype}; {_REMEDY}")
 
 
 def window_parts(shape: tuple[int, int, int, int, int]) -> Iterator[slice]:

@@ -1,6 +1,7 @@
 """Numba's compiler, with its results kept between processes."""
 
 import hashlib
+import pickle
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -49,7 +50,23 @@ def compiled(function: Callable[..., Any]) -> Any:
 def compiled_for_c(function: Callable[..., Any]) -> Any:
     """Compile now, as a C function that takes a void pointer: Numba's object, with `address` and `ctypes`."""
     signature = numba.types.void(numba.types.voidptr)
-    return _kept(lambda keep: numba.cfunc(signature, cache=keep, error_model="numpy")(function))
+
+    def compiler(keep: bool) -> Any:
+        return numba.cfunc(signature, cache=keep, error_model="numpy")(function)
+
+    try:
+        return _kept(compiler)
+    except (EOFError, pickle.UnpicklingError):  # a full disk leaves half of what was to be kept
+        _forget()
+        return _kept(compiler)
+
+
+def _forget() -> None:
+    """Remove all compiled code that was kept for these sources."""
+    folder = _folder()
+    if folder is not None:
+        for path in Path(folder).rglob("*.nb[ci]"):
+            path.unlink(missing_ok=True)
 
 
 def inlined(function: Callable[..., Any]) -> Any:

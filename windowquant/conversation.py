@@ -77,7 +77,19 @@ def _continued(bound: "Bound", held: Prompt, ids: Tensor, attended: Tensor) -> P
     """The prompt `ids`, whose positions go on from those of `held`; UserError if it brings more to see."""
     if len(ids) != held.batch:
         raise UserError(f"The cache holds {held.batch} prompts and the inputs {len(ids)}; give as many as it does.")
+    own, stored = (_padding(each) for each in (attended, held.attended))
+    if own != stored:
+        raise UserError(
+            f"The prompts are padded on the left by {own} tokens, those in the cache by {stored}, and a stored video "
+            "stays in its columns; ask questions that are equally long in every row, or each prompt by itself."
+        )
     visual = bound.adapter.is_visual(bound.model, ids) & attended
     if visual[:, held.visual_end :].any():
         raise UserError("The prompt holds more images or videos than the cache; make a new cache for it.")
     return Prompt(ids, attended, visual, held.position_ids(0, ids.shape[1]))
+
+
+def _padding(attended: Tensor) -> list[int]:
+    """Columns in front of each row [B, T] that hold no token."""
+    counts: list[int] = (attended.cumsum(1) == 0).sum(1).tolist()
+    return counts

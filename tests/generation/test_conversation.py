@@ -105,12 +105,12 @@ def test_a_batch_of_conversations() -> None:
         model, processor = loaded(name)
         clips = [frames(8, seed) for seed in (1, 2)]
 
-        def batch(question: str, name=name, processor=processor, clips=clips):
+        def batch(*questions: str, name=name, processor=processor, clips=clips):
             starts = ("hello, user: {video}", "user: {video}")
-            asks = [Ask(start + question, videos=[c]) for start, c in zip(starts, clips, strict=True)]
-            return process(name, processor, asks)
+            rows = zip(starts, questions, clips, strict=True)
+            return process(name, processor, [Ask(start + question, videos=[clip]) for start, question, clip in rows])
 
-        questions = [batch(WHAT), batch(WHY)]
+        questions = [batch(WHAT, WHAT), batch(WHY, WHY)]
         assert not questions[0]["attention_mask"].all()
         want = [generate(model, inputs) for inputs in questions]
         with get_method(**EXACT).bind(model) as bound:
@@ -118,6 +118,10 @@ def test_a_batch_of_conversations() -> None:
             for inputs, expected in zip(questions, want, strict=True):
                 generate(model, asked(name, seed=9), max_new_tokens=2)
                 assert close_steps(generate(model, bound.resume(cache, inputs)), expected)
+            with pytest.raises(
+                UserError, match=r"are padded on the left by \[\d+, 0\] tokens, those in the cache by \[0, "
+            ):
+                bound.resume(cache, batch(WHAT, WHY + WHAT + WHY))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -22,6 +22,11 @@ _EXP2 = (0.001327647129073739, 0.009675540961325169, 0.05550713092088699, 0.2402
 _WHOLE = 12582912.0  # 1.5 * 2**23: added to a float, leaves its nearest whole number in the lowest bits
 
 
+def bytes_of(kind: str) -> int:
+    """Bytes of a value of "float16", "bfloat16" or "float32"."""
+    return 4 if kind == "float32" else 2
+
+
 class Emitter:
     """Writes instructions at the place where `builder` stands. Addresses are int64 values, in bytes."""
 

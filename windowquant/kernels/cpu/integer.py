@@ -17,7 +17,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from windowquant.kernels.cpu.amx import CONFIGURATION, TileEmitter, configuration
-from windowquant.kernels.cpu.emit import F32, FLOATS, I8, I32, I64, LANES
+from windowquant.kernels.cpu.emit import F32, FLOATS, I8, I32, I64, LANES, bytes_of
 from windowquant.kernels.cpu.kinds import AHEAD, CHANNEL_STRIDE, KINDS, MAX_CHANNELS, TOKEN_STRIDE, TOKENS
 
 STEPS = 32512.0
@@ -113,7 +113,7 @@ def each(e: TileEmitter, count: Any, *places: tuple[Any, int]) -> Iterator[list[
 def _dealt(e: TileEmitter, address: Any, kind: str = "float32") -> list[Any]:
     """64 values as four vectors of floats: vector i holds those whose index is i modulo 4."""
     even, odd = range(0, 2 * LANES, 2), range(1, 2 * LANES, 2)
-    size = LANES * (4 if kind == "float32" else 2)
+    size = LANES * bytes_of(kind)
     parts = [e.load_values(e.builder.add(address, e.i64(size * part)), kind) for part in range(4)]
     pairs = [[e.shuffle(parts[i], parts[i + 1], lanes) for i in (0, 2)] for lanes in (even, odd)]
     return [e.shuffle(pairs[i % 2][0], pairs[i % 2][1], odd if i >= 2 else even) for i in range(4)]
@@ -157,7 +157,7 @@ def query_bytes(
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         _, rows, q, scale, shift, factor, a, dots, chunks = args
         e, kind = TileEmitter(builder), KINDS[kv.dtype]
-        size, row_size = CHUNK_CHANNELS * (4 if kind == "float32" else 2), 4 * CHUNK_CHANNELS
+        size, row_size = CHUNK_CHANNELS * bytes_of(kind), 4 * CHUNK_CHANNELS
         factor = e.splat(factor)
         with each(e, rows, (dots, 64)) as (total,):
             e.store(e.floats(0.0), total, 0, 64)

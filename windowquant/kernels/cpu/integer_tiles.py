@@ -10,7 +10,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from windowquant.kernels.cpu.amx import TileEmitter
-from windowquant.kernels.cpu.emit import BYTES, F32, FLOATS, LANES, WORDS
+from windowquant.kernels.cpu.emit import BYTES, F32, FLOATS, LANES, WORDS, bytes_of
 from windowquant.kernels.cpu.integer import (
     B_BYTES,
     CHUNK_CHANNELS,
@@ -171,7 +171,7 @@ def add_values(
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         _, rows, a, b, sums, steps, scale, weights, shift, factor, out, blocks = args
         e, kind = TileEmitter(builder), KINDS[kv.dtype]
-        size, own_factor = LANES * (4 if kind == "float32" else 2), e.splat(factor)
+        size, own_factor = LANES * bytes_of(kind), e.splat(factor)
 
         def multiply(block: Any) -> None:
             e.clear_tile(FIRST)

@@ -5,7 +5,7 @@ from typing import Any
 from numba import types
 from numba.extending import intrinsic
 
-from windowquant.kernels.cpu.emit import BYTES, F32, FLOATS, HALVES, I32, I64, LANES, SHORTS, Emitter
+from windowquant.kernels.cpu.emit import BYTES, F32, FLOATS, HALVES, I32, I64, LANES, SHORTS, Emitter, bytes_of
 from windowquant.kernels.cpu.kinds import AHEAD, KINDS
 
 
@@ -17,7 +17,7 @@ def widened(typing: Any, kv: Any, values: Any, factors: Any, out: Any, blocks: A
         _, values, factors, out, blocks = args
         e, kind = Emitter(builder), KINDS[kv.dtype]
         with e.loop(blocks) as block:
-            size = LANES * (4 if kind == "float32" else 2)
+            size = LANES * bytes_of(kind)
             place = e.at(values, block, size)
             e.prefetch(e.at(place, blocks, AHEAD * size), 1)
             value = e.load_values(place, kind)

@@ -10,7 +10,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from windowquant.kernels.cpu.emit import F32, FLOATS, I8, I32, I64, LANES, WORDS, Emitter
+from windowquant.kernels.cpu.emit import F32, FLOATS, I8, I32, I64, LANES, WORDS, Emitter, bytes_of
 from windowquant.kernels.cpu.kinds import KINDS
 
 INTEGER, FLOAT, SYMMETRIC = range(3)
@@ -194,7 +194,7 @@ def copied_tokens(
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         _, _, x, stride, columns, tokens, out, channels, flaw = args
         e, kind = Emitter(builder), KINDS[stored.dtype]
-        size, out_size = (2 if KINDS[each.dtype] != "float32" else 4 for each in (given, stored))
+        size, out_size = (bytes_of(KINDS[each.dtype]) for each in (given, stored))
         worst = e.variable(e.words(0))
         last = builder.sub(channels, e.i64(LANES))  # the last block may do some channels again
         blocks = builder.sdiv(builder.add(channels, e.i64(LANES - 1)), e.i64(LANES))

@@ -17,7 +17,7 @@ import numpy as np
 from numba import types
 from numba.extending import intrinsic
 
-from windowquant.kernels.cpu.emit import BIT, BYTES, F32, FLOATS, HALVES, I32, LANES, SHORTS, WORDS, Emitter
+from windowquant.kernels.cpu.emit import BIT, BYTES, F32, FLOATS, HALVES, I32, LANES, SHORTS, WORDS, Emitter, bytes_of
 from windowquant.kernels.cpu.kinds import AHEAD, CHANNEL_STRIDE, KINDS, TOKEN_STRIDE, TOKENS
 
 _BYTE_SHIFT = (0, 8, 16, 16)  # where in a word the code of byte 0..3 is when it is converted
@@ -216,7 +216,7 @@ def v_values(
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         _, _, values, stride, tokens, probs, out, blocks = args
         e, kind = Emitter(builder), KINDS[kv.dtype]
-        size = LANES * (4 if kind == "float32" else 2)
+        size = LANES * bytes_of(kind)
 
         def some_blocks(first: Any, count: int) -> None:
             def loaded(token: Any) -> list[Any]:

@@ -32,7 +32,7 @@ from windowquant.kernels.cpu.steps import DOTS, PLANES, QUERIES, ROW, SCORES, WE
 from windowquant.kernels.cpu.tiles import add_dots, k_codes, k_values, scaled_queries, tile_sums, v_codes, v_values
 
 TILES = available()
-"""Whether code with products by integers is compiled at all; where it is used, the table says."""
+"""Whether code with products by integers is compiled at all; where it is used, the job and the table say."""
 
 
 @inlined
